@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use smelt_backend::Heading;
 pub use smelt_backend::{ENGINE_FILE, OpenError};
-use smelt_model::dtype::Dtype;
+use smelt_tensor::dtype::Dtype;
 
 use crate::cast;
 use crate::kernels::matrix::Elements;

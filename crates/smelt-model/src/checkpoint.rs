@@ -11,13 +11,14 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use crate::decoder::{Decoder, DecoderFamily, FIRST_NORM, LM_HEAD};
+use smelt_tensor::packed::BlockForm;
+
+use crate::decoder::{self, Decoder, DecoderFamily, FIRST_NORM, LM_HEAD};
 use crate::dtype::Dtype;
 use crate::families::bert::CLASSIFIER;
 use crate::families::internvl3::InternVl3;
 use crate::foreign::{Expected, recognise};
 use crate::model::{Layout, Model, ModelPart, Vision};
-use crate::packed::form::BlockForm;
 use crate::packed::gguf::names::LAYOUT as GGUF_LAYOUT;
 use crate::packed::gguf::{self, Gguf, SideFile};
 use crate::packed::quantization::Quantization;
@@ -591,7 +592,7 @@ impl Checkpoint {
         }
         let is_idle = |name: &str| self.sources(name).iter().all(|source| idle.contains(source));
         let is_there = |name: &str| self.is_stored(name) && !is_idle(name);
-        let telltales = |family: &DecoderFamily| family.telltales(llm.attention_bias);
+        let telltales = |family: &DecoderFamily| decoder::telltales(family, llm.attention_bias);
         let fits =
             |family: &&DecoderFamily| telltales(family).iter().all(|(t, has)| is_there(t) == *has);
         let named = llm.family;

@@ -8,7 +8,6 @@ pub mod calibrate;
 pub mod checkpoint;
 pub mod config;
 pub mod decoder;
-pub mod dtype;
 pub mod export;
 pub mod families;
 #[cfg(test)]
@@ -17,6 +16,7 @@ pub mod grid;
 pub mod model;
 pub mod packed;
 pub use smelt_backend::position_ids;
+pub use smelt_tensor::dtype;
 pub mod price;
 pub mod quantize;
 pub mod reference;

@@ -10,18 +10,19 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 17] = [
+const EDGES: [(&str, &[&str]); 18] = [
     ("smelt-random", &[]),
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
     ("smelt-onnx", &[]),
+    ("smelt-tensor", &[]),
     ("smelt-hub", &[]),
     ("smelt-backend", &["smelt-random"]),
     ("smelt-load", &["smelt-watch"]),
-    ("smelt-model", &["smelt-backend", "smelt-onnx"]),
+    ("smelt-model", &["smelt-backend", "smelt-onnx", "smelt-tensor"]),
     ("smelt-doctor", &["smelt-watch"]),
     ("smelt-store", &["smelt-plan", "smelt-random"]),
-    ("smelt-engine", &["smelt-backend", "smelt-onnx", "smelt-model"]),
+    ("smelt-engine", &["smelt-backend", "smelt-onnx", "smelt-tensor", "smelt-model"]),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
     ("smelt-runtime", &["smelt-backend", "smelt-watch"]),
     ("smelt-serve", &["smelt-runtime", "smelt-watch"]),

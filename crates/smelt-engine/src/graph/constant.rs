@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use smelt_model::dtype::Dtype;
+use smelt_tensor::dtype::Dtype;
 
 use super::array::{Array, Value, Weight};
 use super::file::{GraphFile, ProductFile};

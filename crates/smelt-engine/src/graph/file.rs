@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use smelt_backend::{GraphInput, GraphOutput};
-use smelt_model::dtype::Dtype;
 use smelt_onnx::{Attribute, AttributeValue, Data, Dim, ElementType, Initializer, Model};
+use smelt_tensor::dtype::Dtype;
 
 use crate::tactics::Tactics;
 

@@ -6,8 +6,8 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use smelt_backend::grid::Grid;
 use smelt_model::export::GridList;
-use smelt_model::grid::Grid;
 use smelt_onnx::Initializer;
 
 use super::build::{BuildError, Source, Tally, Tried, tell_packing, try_out};

@@ -49,9 +49,9 @@ use ops::Machine;
 use program::Program;
 use run::ExecutionContext;
 use shapes::Fact;
+use smelt_backend::grid::Grid;
 pub use smelt_backend::{GraphError as RunError, Tensor};
 use smelt_backend::{GraphInput, GraphOutput, only_graph};
-use smelt_model::grid::Grid;
 use task::Task;
 
 /// What `engine.json` calls this kind.

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use half::{bf16, f16};
-use smelt_model::dtype::Dtype;
 use smelt_onnx::{ElementType, Initializer};
+use smelt_tensor::dtype::Dtype;
 
 use super::build::BuildError;
 use super::file::{AttributeFile, GraphFile, NodeFile, Precision, ProductFile, stored_dtype};

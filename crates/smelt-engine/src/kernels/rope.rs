@@ -1,8 +1,8 @@
 //! Rotates heads by their position (rotary embedding, rotate-half form).
 
 use serde::{Deserialize, Serialize};
-use smelt_model::decoder;
-use smelt_model::position_ids::PositionId;
+use smelt_backend::position_ids::PositionId;
+use smelt_tensor::decoder;
 
 /// Cosines and sines of one place for heads of `2 * len` numbers.
 pub(crate) struct CosSin {

@@ -3,8 +3,8 @@
 //! Which of the tensors there are says which form it is; shapes are checked when the engine is
 //! opened.  Knows nothing of layers.
 
-use smelt_model::dtype::Dtype;
-use smelt_model::packed::form::BlockForm;
+use smelt_tensor::dtype::Dtype;
+use smelt_tensor::packed::BlockForm;
 
 use super::LlmFile;
 use crate::engine_file::{EngineFile, Layout, OpenError, Stored, Weights};

@@ -5,7 +5,7 @@
 //! form they are stored in.  Decides nothing about how far numbers may differ.
 
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
-use smelt_model::dtype::Dtype;
+use smelt_tensor::dtype::Dtype;
 
 use super::build::sizes;
 use super::linear::Linear;

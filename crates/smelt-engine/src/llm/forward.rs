@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use smelt_model::position_ids::PositionId;
+use smelt_backend::position_ids::PositionId;
 
 use super::LlmFile;
 use super::kv::Cache;

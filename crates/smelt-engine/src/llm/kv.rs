@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use memmap2::MmapMut;
+use smelt_backend::position_ids::PositionId;
 use smelt_backend::{KvType, KvUsage};
-use smelt_model::position_ids::PositionId;
 
 use super::RunError;
 use crate::kernels::cached_attention::{BLOCK, HeadBlock, HeadShape};

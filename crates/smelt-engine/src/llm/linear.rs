@@ -4,8 +4,8 @@
 //! a form of ggml's blocks (`block`); shapes are checked when the engine is opened.  Where columns were sorted, the input is sorted alike before
 //! the product.  Knows nothing of layers' places in a model.
 
-use smelt_model::dtype::Dtype;
-use smelt_model::packed::group_of;
+use smelt_tensor::dtype::Dtype;
+use smelt_tensor::packed::group_of;
 
 use super::LlmFile;
 use super::block::Block;

@@ -23,14 +23,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+pub use smelt_backend::position_ids;
+use smelt_backend::position_ids::PositionId;
 use smelt_backend::sampling::Chooser;
 use smelt_backend::{Answer, DecoderFacts};
 pub use smelt_backend::{
     KvOptions, KvType, KvUsage, Limits, MAX_SEQ_LEN_MAX, MAX_SLOTS_MAX, RunError,
 };
-use smelt_model::decoder::DecoderFamily;
-pub use smelt_model::position_ids;
-use smelt_model::position_ids::PositionId;
+use smelt_tensor::decoder::DecoderFamily;
 
 use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;

@@ -6,9 +6,9 @@
 use std::borrow::Cow;
 
 use smelt_model::checkpoint::{Checkpoint, CheckpointError, Weight};
-use smelt_model::dtype::Dtype;
 use smelt_model::model::ModelPart;
-use smelt_model::packed::group_of;
+use smelt_tensor::dtype::Dtype;
+use smelt_tensor::packed::group_of;
 
 use super::weights::HEAD;
 use crate::engine_file::{Layout, TensorSpec};

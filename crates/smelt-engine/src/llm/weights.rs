@@ -3,7 +3,7 @@
 //! Names and shapes are checked when the engine is opened; norms and biases, which are small, are
 //! widened then.  Knows nothing of sequences.
 
-use smelt_model::dtype::Dtype;
+use smelt_tensor::dtype::Dtype;
 
 use super::LlmFile;
 use super::linear::Linear;

@@ -8,8 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use smelt_backend::GraphOutput;
-use smelt_model::dtype::Dtype;
 use smelt_onnx::{AttributeValue, Data, ElementType, Graph, Initializer, Model};
+use smelt_tensor::dtype::Dtype;
 
 use super::{KIND, LibraryError, MODEL_FILE, OnnxFile, OnnxruntimeEngine, digest, library};
 use crate::engine_file::{EngineWriter, Layout, OpenError, TensorSpec, WEIGHTS_FILE};

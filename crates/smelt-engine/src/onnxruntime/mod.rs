@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use smelt_model::dtype::Dtype;
+use smelt_tensor::dtype::Dtype;
 
 use crate::engine_file::{EngineFile, OpenError};
 use smelt_backend::{GraphInput, GraphOutput};

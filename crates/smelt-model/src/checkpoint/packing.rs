@@ -8,15 +8,16 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use smelt_tensor::packed::{BlockForm, group_of};
+
 use crate::dtype::Dtype;
-use crate::packed::form::BlockForm;
 use crate::packed::gguf::Gguf;
 use crate::packed::gguf::blocks::{BLOCK, Blocks, Kind, Take};
 use crate::packed::present::{self, Made, Recipe};
 use crate::packed::quantization::{Method, Quantization};
 use crate::packed::stored::{Finder, Stored};
 use crate::packed::zeros::{Label, StoredZeros, judge};
-use crate::packed::{PackedError, awq, compressed_tensors, gptq, group_of};
+use crate::packed::{PackedError, awq, compressed_tensors, gptq};
 use crate::safetensors::{SafetensorsError, Shards};
 
 use super::weight::{Packed, Source, Weight};

@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
+use smelt_tensor::packed::BlockForm;
+
 use crate::dtype::Dtype;
-use crate::packed::form::BlockForm;
 use crate::packed::present::{MIDDLE, Recipe, inverse};
 use crate::safetensors::{SafetensorsError, Shards, Tensor};
 

@@ -1,8 +1,6 @@
 //! Describes decoders: which tensors their layers have, and what a configuration says of them.
 //!
-//! A family is one small file of facts; checkpoint, quantiser, reference and engine all follow
-//! them, so a new family that differs in these facts needs no other code.  The layers themselves
-//! are of one kind: RMSNorm, grouped-query attention with rotary positions, SwiGLU.
+//! What families differ in is in [`smelt_tensor::decoder`], which engines read too.
 //! Knows nothing of tensor files or of what else a model has.
 
 use serde::Deserialize;
@@ -10,13 +8,11 @@ use serde_json::Value;
 
 use crate::config::{ConfigProblem, List, Scope};
 
-mod llama;
-mod qwen2;
-mod qwen3;
 mod rope;
 
 use rope::RopeFields;
-pub use rope::{Llama3, Rope, Scaling, Sections, Yarn};
+pub use rope::{Llama3, Rope, Scaling, Yarn};
+pub use smelt_tensor::decoder::{DecoderFamily, Sections};
 
 /// Where a model keeps its decoder's tensors.
 const PREFIX: &str = "language_model.model";
@@ -30,53 +26,13 @@ pub(crate) const FIRST_NORM: &str = "language_model.model.layers.0.input_layerno
 /// The decoder's head.
 pub const LM_HEAD: &str = "language_model.lm_head.weight";
 
-/// What tells one family of decoders from another.
-#[derive(Debug, PartialEq)]
-pub struct DecoderFamily {
-    /// The word engines keep.
-    pub name: &'static str,
-    /// The class configurations name.
-    pub architecture: &'static str,
-    /// Whether the query, key and value projections always add a bias.
-    qkv_bias: bool,
-    /// Whether each head of q and k is normed (RMSNorm over `head_dim`) before it is rotated.
-    pub qk_norm: bool,
-    /// The width of a head where the configuration names none; else the heads share `hidden`.
-    head_dim_default: Option<usize>,
-    /// The longest sequence where the configuration names none.
-    max_positions_default: usize,
-    /// The base of the rotary frequencies where the configuration may leave it out.
-    rope_theta_default: Option<f64>,
-}
-
-impl DecoderFamily {
-    /// Every family there is.
-    pub const ALL: [&'static Self; 3] = [&qwen2::QWEN2, &qwen3::QWEN3, &llama::LLAMA];
-
-    /// The family called `name`.
-    pub fn named(name: &str) -> Option<&'static Self> {
-        Self::ALL.into_iter().find(|family| family.name == name)
-    }
-
-    /// The family of the class `architecture`.
-    pub(crate) fn of_architecture(architecture: &str) -> Option<&'static Self> {
-        Self::ALL.into_iter().find(|family| family.architecture == architecture)
-    }
-
-    /// Whether the query, key and value projections add a bias, where the configuration says
-    /// `attention_bias` or does not.
-    pub fn qkv_bias(&self, attention_bias: bool) -> bool {
-        self.qkv_bias || attention_bias
-    }
-
-    /// The tensors of the first layer that some families have and others lack; with `attention_bias`
-    /// all have biases.
-    pub(crate) fn telltales(&self, attention_bias: bool) -> [(String, bool); 3] {
-        let name = |part: &str| format!("{PREFIX}.layers.0.self_attn.{part}");
-        let norms = ["q_norm.weight", "k_norm.weight"].map(|part| (name(part), self.qk_norm));
-        let [q_norm, k_norm] = norms;
-        [q_norm, k_norm, (name("q_proj.bias"), self.qkv_bias(attention_bias))]
-    }
+/// The tensors of the first layer that some families of decoders have and others lack; with
+/// `attention_bias` all have biases.
+pub(crate) fn telltales(family: &DecoderFamily, attention_bias: bool) -> [(String, bool); 3] {
+    let name = |part: &str| format!("{PREFIX}.layers.0.self_attn.{part}");
+    let norms = ["q_norm.weight", "k_norm.weight"].map(|part| (name(part), family.qk_norm));
+    let [q_norm, k_norm] = norms;
+    [q_norm, k_norm, (name("q_proj.bias"), family.qkv_bias(attention_bias))]
 }
 
 /// A decoder: its family and its sizes.
@@ -225,7 +181,7 @@ impl Fields {
             max_positions: scope.size("max_position_embeddings", rope.positions(positions))?,
             rope,
             // Where the family has biases of its own, transformers reads no such field.
-            attention_bias: self.attention_bias && !family.qkv_bias,
+            attention_bias: self.attention_bias && !family.qkv_bias(false),
             deepstack: 0,
         };
         if own_dim.is_none() && !hidden.is_multiple_of(heads) {

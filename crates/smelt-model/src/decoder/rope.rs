@@ -5,6 +5,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
+use smelt_tensor::decoder::Sections;
 
 use crate::config::{ConfigProblem, Scope};
 
@@ -20,52 +21,29 @@ pub struct Rope {
     pub sections: Option<Sections>,
 }
 
-/// The share of time, height and width in the frequencies of a head (M-RoPE).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sections {
-    /// Frequencies of time, height and width; together half of `head_dim`.
-    pub sizes: [usize; 3],
-    /// Whether the three take turns instead of lying one after another: frequency `3k + 1` is
-    /// height and `3k + 2` width below three times their size, all others time.
-    pub is_interleaved: bool,
-}
-
-impl Sections {
-    /// Which position turns each frequency of a head: 0 time, 1 height, 2 width.
-    pub fn axes(&self) -> Vec<usize> {
-        let count = self.sizes.iter().sum();
-        let axis = |i: usize| match (self.is_interleaved, i % 3) {
-            (true, axis) if axis > 0 && i < 3 * self.sizes[axis] => axis,
-            (true, _) => 0,
-            (false, _) => (0..2).filter(|n| i >= self.sizes[..=*n].iter().sum()).count(),
-        };
-        (0..count).map(axis).collect()
-    }
-
-    /// The sections that a scaling object names, of heads with `half` frequencies; nothing if it
-    /// names none.
-    fn read(
-        scaling: Option<&Value>,
-        half: usize,
-        scope: Scope,
-    ) -> Result<Option<Self>, ConfigProblem> {
-        let Some(list) = scaling.and_then(|scaling| scaling.get("mrope_section")) else {
-            return Ok(None);
-        };
-        let size = |value: &Value| value.as_u64().and_then(|size| usize::try_from(size).ok());
-        let sizes: Option<Vec<usize>> = list.as_array().and_then(|l| l.iter().map(size).collect());
-        let sizes = sizes.and_then(|sizes| <[usize; 3]>::try_from(sizes).ok());
-        let fits = |sizes: &[usize; 3]| {
-            sizes.iter().try_fold(0, |sum: usize, size| sum.checked_add(*size)) == Some(half)
-        };
-        let Some(sizes) = sizes.filter(fits) else {
-            let rule = "it must be three numbers whose sum is half of head_dim";
-            return scope.bad("mrope_section", list, rule);
-        };
-        let turns = scaling.and_then(|scaling| scaling.get("mrope_interleaved"));
-        let is_interleaved = turns.and_then(Value::as_bool).unwrap_or(false);
-        Ok(Some(Self { sizes, is_interleaved }))
-    }
+/// The sections that a scaling object names, of heads with `half` frequencies; nothing if it
+/// names none.
+fn read_sections(
+    scaling: Option<&Value>,
+    half: usize,
+    scope: Scope,
+) -> Result<Option<Sections>, ConfigProblem> {
+    let Some(list) = scaling.and_then(|scaling| scaling.get("mrope_section")) else {
+        return Ok(None);
+    };
+    let size = |value: &Value| value.as_u64().and_then(|size| usize::try_from(size).ok());
+    let sizes: Option<Vec<usize>> = list.as_array().and_then(|l| l.iter().map(size).collect());
+    let sizes = sizes.and_then(|sizes| <[usize; 3]>::try_from(sizes).ok());
+    let fits = |sizes: &[usize; 3]| {
+        sizes.iter().try_fold(0, |sum: usize, size| sum.checked_add(*size)) == Some(half)
+    };
+    let Some(sizes) = sizes.filter(fits) else {
+        let rule = "it must be three numbers whose sum is half of head_dim";
+        return scope.bad("mrope_section", list, rule);
+    };
+    let turns = scaling.and_then(|scaling| scaling.get("mrope_interleaved"));
+    let is_interleaved = turns.and_then(Value::as_bool).unwrap_or(false);
+    Ok(Some(Sections { sizes, is_interleaved }))
 }
 
 /// How frequencies were stretched, by the word of `rope_type`.
@@ -288,8 +266,8 @@ impl RopeFields<'_> {
         let older = self.stretch("rope_scaling", self.scaling, scope)?;
         let newer = self.stretch("rope_parameters", self.parameters, scope)?;
         let theta = self.theta(scope)?;
-        let older_sections = Sections::read(self.scaling, head_dim / 2, scope)?;
-        let newer_sections = Sections::read(self.parameters, head_dim / 2, scope)?;
+        let older_sections = read_sections(self.scaling, head_dim / 2, scope)?;
+        let newer_sections = read_sections(self.parameters, head_dim / 2, scope)?;
         let sections = older_sections.or(newer_sections);
         Ok(Rope { theta, scaling: older.or(newer), sections })
     }
@@ -389,7 +367,7 @@ mod tests {
     fn sections_that_do_not_fill_a_head_are_refused() {
         let read = |json: &str| {
             let scaling: Value = serde_json::from_str(json).unwrap();
-            Sections::read(Some(&scaling), 8, Scope("text_config"))
+            read_sections(Some(&scaling), 8, Scope("text_config"))
         };
         assert_eq!(read("{}").unwrap(), None);
         let plain = Sections { sizes: [2, 3, 3], is_interleaved: false };
@@ -398,13 +376,5 @@ mod tests {
             let error = read(&format!(r#"{{"mrope_section": {bad}}}"#)).unwrap_err().to_string();
             assert!(error.contains("text_config.mrope_section is"), "{error}");
         }
-    }
-
-    #[test]
-    fn sections_lie_in_a_row_or_take_turns() {
-        let contiguous = Sections { sizes: [1, 2, 3], is_interleaved: false };
-        assert_eq!(contiguous.axes(), [0, 1, 1, 2, 2, 2]);
-        let interleaved = Sections { sizes: [4, 2, 2], is_interleaved: true };
-        assert_eq!(interleaved.axes(), [0, 1, 2, 0, 1, 2, 0, 0]);
     }
 }

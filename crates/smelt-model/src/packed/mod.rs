@@ -10,11 +10,10 @@
 //! source's float type.  `X_zero` U8 `[out, groups]` where asymmetric: `w = (q - zero) * scale`,
 //! else `w = (q - 8) * scale`, and `w = q * scale` for 8 bits.  `X_order` I32 `[in]` where columns
 //! were sorted: stored column `j` is input channel `order[j]`, and groups are contiguous.
-//! What has minima, factors of scales, or 5 or 6 bits is in one of the forms of `form`.
+//! What has minima, factors of scales, or 5 or 6 bits is in one of the forms of [`smelt_tensor::packed`].
 
 pub(crate) mod awq;
 pub(crate) mod compressed_tensors;
-pub mod form;
 pub mod gguf;
 pub(crate) mod gptq;
 pub(crate) mod present;
@@ -28,19 +27,6 @@ use std::path::PathBuf;
 
 use crate::dtype::Dtype;
 use crate::safetensors::SafetensorsError;
-
-/// The group sizes of the canonical form, which is what tells a size from a number of groups.
-pub(crate) const GROUP_SIZES: [usize; 7] = [16, 32, 64, 128, 256, 512, 1024];
-
-/// The columns that share a scale in a row of `columns` with `groups` scales: all with one, else the
-/// size of the canonical form that gives as many groups (the last may be short); nothing if none
-/// does.
-pub fn group_of(columns: usize, groups: usize) -> Option<usize> {
-    if groups == 1 {
-        return Some(columns.max(1));
-    }
-    GROUP_SIZES.into_iter().find(|size| columns.div_ceil(*size) == groups)
-}
 
 /// Why packed weights could not be read.
 #[derive(Debug, thiserror::Error)]

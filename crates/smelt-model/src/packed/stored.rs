@@ -3,11 +3,13 @@
 //! A [`Finder`] looks up tensors by the module's name and refuses wrong shapes and types; what the
 //! formats find is a [`Stored`], the same for all of them.  Knows nothing of models.
 
+use smelt_tensor::packed::GROUP_SIZES;
+
 use crate::dtype::Dtype;
 use crate::safetensors::{Shards, Tensor};
 
+use super::PackedError;
 use super::words::WordLayout;
-use super::{GROUP_SIZES, PackedError};
 
 /// The types scales come in.
 const SCALES: [Dtype; 3] = [Dtype::F16, Dtype::BF16, Dtype::F32];

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use half::f16;
-use smelt_model::dtype::Dtype;
 use smelt_random::Random;
+use smelt_tensor::dtype::Dtype;
 use tempfile::TempDir;
 
 use super::super::array::{Array, Value, Weight, broadcast};

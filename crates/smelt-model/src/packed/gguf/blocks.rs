@@ -11,8 +11,9 @@
 
 use std::ops::Range;
 
+use smelt_tensor::packed::BlockForm;
+
 use crate::dtype::Dtype;
-use crate::packed::form::BlockForm;
 use crate::safetensors::{SafetensorsError, Shards, Tensor};
 
 /// Elements of a block of the plain kinds.

@@ -17,7 +17,7 @@ pub(super) mod plain;
 mod tests;
 
 use half::f16;
-use smelt_model::packed::form::BlockForm;
+use smelt_tensor::packed::BlockForm;
 
 use super::input::QuantTile;
 use super::{RUN, STRIPE, stripes};

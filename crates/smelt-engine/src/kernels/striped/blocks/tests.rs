@@ -1,8 +1,8 @@
 //! Holds the kernels of blocks against sums in f64 and against each other.
 
 use half::f16;
-use smelt_model::packed::form::BlockForm;
 use smelt_random::Random;
+use smelt_tensor::packed::BlockForm;
 
 use super::super::tests::{floats_of, run, stripe_all};
 use super::super::{Arithmetic, STRIPE, Striped, stripe_elements, stripe_nibbles};

@@ -141,7 +141,7 @@ impl Dtype {
     /// The little-endian bytes of `values`, rounded to nearest even, and the values they stand for;
     /// nothing if this is not F16, BF16 or F32.
     #[must_use]
-    pub(crate) fn narrow(self, values: &[f32]) -> Option<(Vec<u8>, Vec<f32>)> {
+    pub fn narrow(self, values: &[f32]) -> Option<(Vec<u8>, Vec<f32>)> {
         let bytes: Vec<u8> = match self {
             Self::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),
             Self::F16 => values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect(),

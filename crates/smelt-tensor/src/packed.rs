@@ -1,6 +1,6 @@
-//! Names the forms of packed weights that have more than a scale and an integer zero for a group.
+//! Names the forms of packed weights: the sizes of groups, and what has more than a scale and an integer zero for each.
 //!
-//! They are those of ggml's blocks.  A [`BlockForm`] says which tensors stand beside the quants and
+//! The latter are those of ggml's blocks.  A [`BlockForm`] says which tensors stand beside the quants and
 //! how many columns share what; readers, writers and engines ask the same table.  Knows no bytes.
 //!
 //! A weight `X` `[out, in]` of such a form: `X` U8 `[out, in/2]`, the low four bits of each quant, the
@@ -13,6 +13,19 @@
 
 /// The columns of a row that share an f16 in the forms with factors.
 const SPAN: usize = 256;
+
+/// The group sizes of the canonical form, which is what tells a size from a number of groups.
+pub const GROUP_SIZES: [usize; 7] = [16, 32, 64, 128, 256, 512, 1024];
+
+/// The columns that share a scale in a row of `columns` with `groups` scales: all with one, else the
+/// size of the canonical form that gives as many groups (the last may be short); nothing if none
+/// does.
+pub fn group_of(columns: usize, groups: usize) -> Option<usize> {
+    if groups == 1 {
+        return Some(columns.max(1));
+    }
+    GROUP_SIZES.into_iter().find(|size| columns.div_ceil(*size) == groups)
+}
 
 /// What belongs to the quants of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,16 +77,19 @@ impl BlockForm {
     }
 
     /// Bits of a quant that lie in `X_high`.
+    #[inline]
     pub fn high_bits(self) -> u32 {
         self.bits - 4
     }
 
     /// Columns whose high bits share a word; `None` where there are none.
+    #[inline]
     pub fn word_columns(self) -> Option<usize> {
         u32::BITS.checked_div(self.high_bits()).map(|columns| columns as usize)
     }
 
     /// The quant of `column`, of a row's nibbles and words.
+    #[inline]
     pub fn quant(self, nibbles: &[u8], high: &[u8], column: usize) -> u8 {
         let low = (nibbles[column / 2] >> (4 * (column % 2))) & 15;
         let Some(width) = self.word_columns() else { return low };
@@ -83,7 +99,7 @@ impl BlockForm {
     }
 
     /// Puts what is above four bits of `quants`, whole words of columns, into `out`, which is zero.
-    pub(crate) fn put_high(self, quants: &[u8], out: &mut [u8]) {
+    pub fn put_high(self, quants: &[u8], out: &mut [u8]) {
         let Some(width) = self.word_columns() else { return };
         for (quants, word) in quants.chunks_exact(width).zip(out.as_chunks_mut::<4>().0) {
             for (column, quant) in quants.iter().enumerate() {
