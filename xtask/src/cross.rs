@@ -32,14 +32,15 @@ pub(crate) fn build_smelt() -> Result<PathBuf> {
     Ok(target().join(TARGET).join("debug/smelt"))
 }
 
-/// The engine's kernels and decoders, tested as the boards compute: NEON against plain Rust and the
-/// golden vectors.
+/// The engine's kernels and decoders, tested as the boards compute: NEON against plain Rust and, of engines built
+/// there, the golden vectors.
 pub(crate) fn test_engine() -> Result<()> {
     debian::need("qemu-user", || debian::runs("qemu-aarch64", "--version"))?;
-    let integration =
-        &["--test", "smelt-engine-integration", "--", "golden::", "packed::", "vision::"];
-    for tests in [&["--lib"][..], integration] {
-        let mut cargo = cargo(&["test", "--quiet", "--package", "smelt-engine"])?;
+    let unit = &["--package", "smelt-engine", "--lib"][..];
+    let built = &["--package", "smelt-engine-build", "--test", "smelt-engine-build-integration"];
+    let built = [&built[..], &["--", "golden::", "packed::", "vision::"]].concat();
+    for tests in [unit, &built[..]] {
+        let mut cargo = cargo(&["test", "--quiet"])?;
         cargo.args(tests).env(RUNNER.0, RUNNER.1);
         ensure!(cargo.status().context("cannot start cargo")?.success(), "tests fail on {TARGET}");
     }

@@ -28,9 +28,21 @@ const INTERPRETED: [&str; 9] = [
 /// Threads meet in other orders under every seed.
 const SEEDS: &str = "-Zmiri-many-seeds=0..8";
 
-/// The integration tests that compute by our own kernels.
-const OUTSIDE: [&str; 7] =
-    ["--test", "smelt-engine-integration", "--", "llm::", "golden::", "vision::", "packed::"];
+/// The unit tests of the engine.
+const INSIDE: [&str; 3] = ["-p", "smelt-engine", "--lib"];
+
+/// The tests of built engines that compute by our own kernels.
+const OUTSIDE: [&str; 9] = [
+    "-p",
+    "smelt-engine-build",
+    "--test",
+    "smelt-engine-build-integration",
+    "--",
+    "llm::",
+    "golden::",
+    "vision::",
+    "packed::",
+];
 
 /// The processor that AddressSanitizer's tests are for: naming it keeps the sanitizer out of what
 /// builds the tests.
@@ -41,7 +53,7 @@ pub(crate) fn run() -> Result<()> {
     nightly::need(&["miri", "rust-src"])?;
     step("miri", &mut miri("", &INTERPRETED))?;
     step("miri, threads in other orders", &mut miri(SEEDS, &["kernels::pool::"]))?;
-    step("address sanitizer", &mut address(&["--lib"]))?;
+    step("address sanitizer", &mut address(&INSIDE))?;
     step("address sanitizer, from outside", &mut address(&OUTSIDE))
 }
 
@@ -68,7 +80,7 @@ fn miri(flags: &str, tests: &[&str]) -> Command {
 /// The engine's tests, every load and store of its own code watched.
 fn address(tests: &[&str]) -> Command {
     let mut cargo = nightly::cargo();
-    cargo.args(["test", "--locked", "-p", "smelt-engine", "--target", HOST]).args(tests);
+    cargo.args(["test", "--locked", "--target", HOST]).args(tests);
     cargo.env("RUSTFLAGS", "-Zsanitizer=address").env("CARGO_TARGET_DIR", target().join("asan"));
     cargo
 }

@@ -3,7 +3,7 @@
 //! Building: tensors are laid out first, then streamed into `weights.bin` while they are hashed,
 //! and `engine.json` is written last, so that a broken build leaves no engine.  Opening:
 //! `engine.json` is parsed, every range is checked against the size of `weights.bin`, which is
-//! mapped and not read. Knows nothing of graphs or layers.
+//! mapped and not read.  Knows nothing of graphs or layers.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +23,8 @@ use smelt_tensor::dtype::Dtype;
 
 use crate::cast;
 use crate::kernels::matrix::Elements;
-use crate::kernels::striped::{Bits, STRIPE, stripes};
+use crate::kernels::striped::{Bits, stripes};
+pub use crate::kernels::striped::{RUN, STRIPE, stripe_bytes, stripe_elements, stripe_nibbles};
 
 /// The file that holds its weights.
 pub const WEIGHTS_FILE: &str = "weights.bin";
@@ -69,10 +70,10 @@ struct TensorEntry {
     offset: u64,
 }
 
-/// How the numbers of a tensor lie; see [`kernels::striped`](crate::kernels::striped).
+/// How the numbers of a tensor lie; see `kernels::striped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Layout {
+pub enum Layout {
     /// Row after row.
     Rows,
     /// Sixteen rows side by side, column after column; a vector is one column.
@@ -104,16 +105,20 @@ impl Layout {
 
 /// A tensor before it has a place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct TensorSpec {
-    pub(crate) name: String,
-    pub(crate) dtype: Dtype,
-    pub(crate) shape: Vec<usize>,
-    pub(crate) layout: Layout,
+pub struct TensorSpec {
+    /// What it is called.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Its dimensions, outermost first.
+    pub shape: Vec<usize>,
+    /// How its numbers lie.
+    pub layout: Layout,
 }
 
 impl TensorSpec {
     /// Bytes that it takes; `None` when no file is that large.
-    pub(crate) fn bytes(&self) -> Option<u64> {
+    pub fn bytes(&self) -> Option<u64> {
         self.layout.byte_len(self.dtype, &self.shape)
     }
 }
@@ -125,7 +130,7 @@ pub(crate) fn byte_len(dtype: Dtype, shape: &[usize]) -> Option<u64> {
 }
 
 /// Writes an engine directory, tensor after tensor.
-pub(crate) struct EngineWriter {
+pub struct EngineWriter {
     dir: PathBuf,
     out: BufWriter<File>,
     hash: Sha256,
@@ -135,7 +140,10 @@ pub(crate) struct EngineWriter {
 
 impl EngineWriter {
     /// Starts the engine in `dir`, which is created where it is missing.
-    pub(crate) fn create(dir: &Path) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// When the system refuses; so for all that writes here.
+    pub fn create(dir: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(dir)?;
         Ok(Self {
             dir: dir.to_owned(),
@@ -147,7 +155,10 @@ impl EngineWriter {
     }
 
     /// Begins the next tensor; its bytes follow through [`Self::write`].
-    pub(crate) fn begin(&mut self, spec: TensorSpec) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn begin(&mut self, spec: TensorSpec) -> io::Result<()> {
         self.pad(TENSOR_ALIGN)?;
         let TensorSpec { name, dtype, shape, layout } = spec;
         let dtype = dtype.name().to_lowercase();
@@ -156,12 +167,15 @@ impl EngineWriter {
     }
 
     /// Bytes written so far; right behind [`Self::begin`], where the tensor lies.
-    pub(crate) fn at(&self) -> u64 {
+    pub fn at(&self) -> u64 {
         self.at
     }
 
     /// Appends little-endian bytes.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.out.write_all(bytes)?;
         self.hash.update(bytes);
         self.at += bytes.len() as u64;
@@ -173,8 +187,11 @@ impl EngineWriter {
         self.write(&[0; FILE_ALIGN as usize][..missing as usize])
     }
 
-    /// Ends `weights.bin`; the engine still lacks its `engine.json`.
-    pub(crate) fn finish<T>(mut self, kind: &str, engine: T) -> io::Result<Unsealed<T>> {
+    /// Ends `weights.bin`; the engine still lacks its `engine.json`, which will say that it is of `kind`.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn finish<T>(mut self, kind: &str, engine: T) -> io::Result<Unsealed<T>> {
         self.pad(FILE_ALIGN)?;
         self.out.flush()?;
         self.out.get_ref().sync_all()?;
@@ -191,14 +208,14 @@ impl EngineWriter {
 }
 
 /// An engine whose weights are written and whose `engine.json` is not.
-pub(crate) struct Unsealed<T> {
+pub struct Unsealed<T> {
     dir: PathBuf,
     manifest: Manifest<T>,
 }
 
 impl<T> Unsealed<T> {
     /// What the engine will say about itself.
-    pub(crate) fn engine_mut(&mut self) -> &mut T {
+    pub fn engine_mut(&mut self) -> &mut T {
         &mut self.manifest.engine
     }
 
@@ -211,7 +228,10 @@ impl<T> Unsealed<T> {
     }
 
     /// Writes `engine.json`, durably.
-    pub(crate) fn seal(self) -> io::Result<()>
+    ///
+    /// # Errors
+    /// As [`EngineWriter::create`].
+    pub fn seal(self) -> io::Result<()>
     where
         T: Serialize,
     {

@@ -1,9 +1,10 @@
-//! Native CPU engines: build them, run them.
+//! Native CPU engines: opens and runs them.
 //!
 //! An engine is a directory of `engine.json` and `weights.bin`.  [`graph`] executes any ONNX graph,
 //! [`vision`] one from pictures to tokens, [`llm`] a decoder with a key-value cache; all map their
-//! weights and give f32.  [`BACKENDS`] opens what is built here by the contract of `smelt-backend`.  All `unsafe` of the
-//! workspace is here.  Knows nothing of requests, pipelines or HTTP.
+//! weights and give f32.  [`BACKENDS`] opens them by the contract of `smelt-backend`; `smelt-engine-build` makes them, by
+//! what [`engine_file`] writes.  All `unsafe` of the workspace is here.  Knows nothing of checkpoints, ONNX files, requests,
+//! pipelines or HTTP.
 
 mod backends;
 mod cast;

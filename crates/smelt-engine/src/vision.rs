@@ -1,4 +1,4 @@
-//! Opens vision engines of this crate's back ends, and names what builds them.
+//! Opens vision engines of this crate's back ends.
 
 use std::path::Path;
 
@@ -7,7 +7,6 @@ pub use smelt_backend::{HostFeatures, Takes, VisionEngine, VisionError as RunErr
 
 use crate::BACKENDS;
 pub use crate::engine_file::OpenError;
-pub use crate::graph::{BuildError, Precision, build};
 
 /// Opens the only vision engine in `dir`.
 ///

@@ -1,7 +1,8 @@
 //! Draws answers alone and beside seven others: equal seeds must give equal tokens.
 
 use smelt_backend::{Answer, Decoder, KvOptions, Limits, SlotInput};
-use smelt_engine::{BACKENDS, llm};
+use smelt_engine::BACKENDS;
+use smelt_engine_build::llm;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::synthetic;

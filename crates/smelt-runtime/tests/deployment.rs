@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use smelt_backend::HostFeatures;
-use smelt_engine::{BACKENDS, llm, vision};
+use smelt_engine::{BACKENDS, vision};
+use smelt_engine_build::graph::{self, Precision};
+use smelt_engine_build::llm;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
@@ -50,7 +52,7 @@ fn deploy_on(dir: &Path, grids: &[Grid], spec: &Spec) -> PathBuf {
     let ckpt = Checkpoint::open(&golden("checkpoint")).unwrap();
     let quiet = &mut |_: &str| {};
     export::vision_on(&ckpt, grids, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
-    vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
+    graph::build(&dir.join("onnx"), Precision::F32, &dir.join("vision"), quiet).unwrap();
     let limits = llm::Limits { max_seq_len: MAX_SEQ_LEN, max_slots: 1 };
     llm::build(&ckpt, limits, &dir.join("llm"), quiet).unwrap();
     let deployed = dir.join("deployment");

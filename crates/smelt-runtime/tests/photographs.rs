@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use crate::thirty::{encoded, pictures, slopes};
 use image::ImageFormat;
 use smelt_engine::BACKENDS;
-use smelt_engine::llm::{self, KvOptions};
-use smelt_engine::vision;
+use smelt_engine::llm::KvOptions;
+use smelt_engine_build::graph::{self, Precision};
+use smelt_engine_build::llm;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::quantize::{self, Options, Scheme};
@@ -87,7 +88,7 @@ fn internvl(name: &str, [side, most]: [usize; 2], dir: &Path) -> PathBuf {
     synthetic::write(name, &from, quiet).unwrap();
     let checkpoint = Checkpoint::open(&from).unwrap();
     export::vision(&checkpoint, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
-    vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
+    graph::build(&dir.join("onnx"), Precision::F32, &dir.join("vision"), quiet).unwrap();
     let limits = llm::Limits { max_seq_len: 856, max_slots: 1 };
     llm::build(&checkpoint, limits, &dir.join("llm"), quiet).unwrap();
     let files = ["tokenizer.json", "tokenizer_config.json"].map(|file| from.join(file));
@@ -177,8 +178,7 @@ impl QwenVl {
         let checkpoint = Checkpoint::open(&from).unwrap();
         let grids = self.grids.map(|grid| grid.parse().unwrap());
         export::vision_on(&checkpoint, &grids, Dtype::F16, &dir.join("onnx"), quiet).unwrap();
-        vision::build(&dir.join("onnx"), vision::Precision::Int8, &dir.join("vision"), quiet)
-            .unwrap();
+        graph::build(&dir.join("onnx"), Precision::Int8, &dir.join("vision"), quiet).unwrap();
         quantize::quantize(&checkpoint, &Options::plain(Scheme::Int8), &quantised, quiet).unwrap();
         let limits = llm::Limits { max_seq_len: 512, max_slots: 1 };
         let packed = Checkpoint::open(&quantised).unwrap();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use smelt_engine::BACKENDS;
-use smelt_engine::graph::{Precision, build};
+use smelt_engine_build::graph::{Precision, build};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;

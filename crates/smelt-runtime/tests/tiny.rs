@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::{llm, vision};
+use smelt_engine_build::graph::{self, Precision};
+use smelt_engine_build::llm;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
@@ -58,7 +59,7 @@ pub(crate) fn qwen(name: &str, family: ModelFamily, grids: &[Grid], dir: &Path) 
     let checkpoint = Checkpoint::open(&data(name).join("checkpoint")).unwrap();
     let quiet = &mut |_: &str| {};
     export::vision_on(&checkpoint, grids, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
-    vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
+    graph::build(&dir.join("onnx"), Precision::F32, &dir.join("vision"), quiet).unwrap();
     let limits = llm::Limits { max_seq_len: 256, max_slots: 4 };
     llm::build(&checkpoint, limits, &dir.join("llm"), quiet).unwrap();
     // Words `w0` to `w248`, and the special tokens of pictures where the models have them.

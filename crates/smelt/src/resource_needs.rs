@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use smelt_engine::llm::{Unpacked, unpacked};
+use smelt_engine_build::llm::{Unpacked, unpacked};
 use smelt_exec::served;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::admission::{Admission, Forecast, Room, admit};

@@ -10,7 +10,6 @@ use smelt_tensor::dtype::Dtype;
 use super::array::{Array, Value, Weight};
 use super::file::{GraphFile, ProductFile};
 use super::ops::Machine;
-use super::pack::scale_name;
 use crate::engine_file::{EngineFile, Layout, OpenError, Stored, Weights};
 use crate::kernels::matrix::Elements;
 use crate::kernels::striped::{Bits, QuantizedStripes, RUN, Striped};
@@ -18,6 +17,11 @@ use crate::kernels::striped::{Bits, QuantizedStripes, RUN, Striped};
 /// Float constants of up to this many numbers (norms, biases) are widened when the engine is
 /// opened.
 const WIDE_NUMBERS_MAX: usize = 1 << 14;
+
+/// What the scales of a weight's rows are called.
+pub fn scale_name(weight: &str) -> String {
+    format!("{weight}#scale")
+}
 
 /// All constants by name, checked.
 pub(super) fn load(

@@ -1,4 +1,4 @@
-//! Builds and opens the graphs of one model for several sizes of pictures, over one set of weights.
+//! Opens the graphs of one model for several sizes of pictures, over one set of weights.
 //!
 //! What is equal in all graphs is stored once, under its own name; what is of one size alone
 //! (positions, rotary tables, windows) behind the name of that size.  Knows nothing of pictures.
@@ -7,32 +7,32 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use smelt_backend::grid::Grid;
-use smelt_model::export::GridList;
-use smelt_onnx::Initializer;
 
-use super::build::{BuildError, Source, Tally, Tried, tell_packing, try_out};
-use super::file::{GraphFile, Options, ProductFile};
-use super::pack::Packing;
-use super::{GraphEngine, OpenError, Tensor};
-use crate::engine_file::{EngineFile, EngineWriter};
+use super::file::GraphFile;
+use super::{GraphEngine, OpenError};
+use crate::engine_file::EngineFile;
 
 /// What `engine.json` calls this kind.
-pub(crate) const KIND: &str = "grids";
+pub const KIND: &str = "grids";
 
 /// The graphs, as `engine.json` keeps them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GridsFile {
-    grids: Vec<GridFile>,
+pub struct GridsFile {
+    /// One for each size.
+    pub grids: Vec<GridFile>,
 }
 
 /// The graph for pictures of one size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GridFile {
-    height: usize,
-    width: usize,
-    graph: GraphFile,
+pub struct GridFile {
+    /// Pixels from top to bottom.
+    pub height: usize,
+    /// Pixels from left to right.
+    pub width: usize,
+    /// What computes them; names of constants of this size alone begin with [`grid_prefix`] in the file.
+    pub graph: GraphFile,
 }
 
 impl GridFile {
@@ -42,7 +42,7 @@ impl GridFile {
 }
 
 /// What the names of a grid's own constants begin with.
-fn front(grid: Grid) -> String {
+pub fn grid_prefix(grid: Grid) -> String {
     format!("{grid}:")
 }
 
@@ -51,112 +51,13 @@ pub(super) fn open(dir: &Path) -> Result<Vec<(Grid, GraphEngine)>, OpenError> {
     engines(&EngineFile::open(dir, KIND)?)
 }
 
-fn engines(file: &EngineFile<GridsFile>) -> Result<Vec<(Grid, GraphEngine)>, OpenError> {
-    let fronts: Vec<String> = file.engine.grids.iter().map(|grid| front(grid.grid())).collect();
+/// The engines of an opened file, in its order.
+pub(super) fn engines(file: &EngineFile<GridsFile>) -> Result<Vec<(Grid, GraphEngine)>, OpenError> {
+    let prefixes: Vec<String> =
+        file.engine.grids.iter().map(|grid| grid_prefix(grid.grid())).collect();
     let of = |(entry, own): (&GridFile, &String)| {
-        let engine = GraphEngine::new(file.part(entry.graph.clone(), own, &fronts))?;
+        let engine = GraphEngine::new(file.part(entry.graph.clone(), own, &prefixes))?;
         Ok((entry.grid(), engine))
     };
-    file.engine.grids.iter().zip(&fronts).map(of).collect()
-}
-
-/// Builds the engines of the graphs that the list in `onnx_dir` names; see [`super::build`].
-pub(super) fn build(
-    onnx_dir: &Path,
-    options: &Options,
-    out_dir: &Path,
-    progress: &mut dyn FnMut(&str),
-) -> Result<(), BuildError> {
-    let list = GridList::read(onnx_dir)?;
-    let read = |entry: &(Grid, String)| Ok((entry.0, Source::read(onnx_dir, &entry.1)?));
-    let mut sources = list.grids.iter().map(read).collect::<Result<Vec<_>, BuildError>>()?;
-    for (_, source) in &mut sources {
-        source.graph.tactics.clone_from(&options.tactics);
-    }
-    let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
-    let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
-    let mut tally = pack((onnx_dir, out_dir), &sources, options, &mut writer, progress)?;
-    let (files, inputs): (Vec<_>, Vec<_>) = sources.into_iter().map(split).unzip();
-    let mut unsealed = writer.finish(KIND, GridsFile { grids: files }).map_err(write_error)?;
-
-    let engines = engines(&unsealed.preview()?)?;
-    let grids = unsealed.engine_mut().grids.iter_mut();
-    // Larger pictures take longer.
-    let of = |tensor: &Tensor| tensor.shape().iter().product::<usize>();
-    let numbers = |inputs: &Vec<Tensor>| inputs.iter().map(of).sum::<usize>() as f64;
-    let all: f64 = inputs.iter().map(numbers).sum();
-    let mut before = 0.0;
-    for ((file, (grid, engine)), inputs) in grids.zip(&engines).zip(inputs) {
-        let what = format!("running the engine of grid {grid} once");
-        progress(&what);
-        let own = numbers(&inputs);
-        let outputs = try_out(engine, inputs, &mut |said| match said {
-            Tried::Takes(line) => progress(&line),
-            Tried::Done(done) => tally.tried((before + own * done) / all, &what, progress),
-        })?;
-        before += own;
-        for (file, output) in file.graph.outputs.iter_mut().zip(&outputs) {
-            output.shape().clone_into(&mut file.tried);
-        }
-    }
-    unsealed.seal().map_err(write_error)?;
-    open(out_dir)?;
-    Ok(())
-}
-
-fn split((grid, source): (Grid, Source)) -> (GridFile, Vec<Tensor>) {
-    let Grid { height, width } = grid;
-    (GridFile { height, width, graph: source.graph }, source.inputs)
-}
-
-/// Writes every constant that the graphs share, then those of each; gives what says how far it is.
-fn pack(
-    (onnx_dir, out_dir): (&Path, &Path),
-    sources: &[(Grid, Source)],
-    options: &Options,
-    writer: &mut EngineWriter,
-    progress: &mut dyn FnMut(&str),
-) -> Result<Tally, BuildError> {
-    let fronts: Vec<String> = sources.iter().map(|(grid, _)| front(*grid)).collect();
-    let is_packed = |(at, source, constant): &(usize, &Source, &Initializer)| {
-        let product = source.graph.products.get(&constant.name);
-        *at == 0 || !is_in_all(constant, product, sources)
-    };
-    let all = sources.iter().enumerate().flat_map(|(at, (_, source))| {
-        source.constants.iter().map(move |constant| (at, source, constant))
-    });
-    let mut tally = Tally::new(all.filter(is_packed).map(|(_, _, constant)| constant));
-    for (at, (grid, source)) in sources.iter().enumerate() {
-        progress(&format!("grid {grid}"));
-        tell_packing(&source.constants, progress);
-        for constant in &source.constants {
-            let name = &constant.name;
-            if fronts.iter().any(|front| name.starts_with(front)) {
-                let problem = format!("constant {name:?} has the name of another grid's own");
-                return Err(BuildError::Graph { path: source.path.clone(), problem });
-            }
-            let product = source.graph.products.get(name);
-            let is_shared = is_in_all(constant, product, sources);
-            if is_shared && at > 0 {
-                continue;
-            }
-            tally.begin(constant, progress);
-            let name = if is_shared { name.clone() } else { format!("{}{name}", fronts[at]) };
-            let packing =
-                Packing { constant, dir: onnx_dir, product, precision: options.precision };
-            packing.put(&name, (&source.path, out_dir), writer)?;
-        }
-    }
-    Ok(tally)
-}
-
-/// Whether all graphs read the same numbers under that name, in the same way.
-fn is_in_all(
-    constant: &Initializer,
-    product: Option<&ProductFile>,
-    sources: &[(Grid, Source)],
-) -> bool {
-    sources.iter().all(|(_, source)| {
-        source.constants.contains(constant) && source.graph.products.get(&constant.name) == product
-    })
+    file.engine.grids.iter().zip(&prefixes).map(of).collect()
 }

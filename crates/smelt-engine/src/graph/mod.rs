@@ -1,15 +1,13 @@
 //! Executes ONNX graphs on the CPU: any inputs and outputs of floats and integers.
 //!
-//! [`build`] packs a graph and its weights into an engine directory; [`GraphEngine`] opens one,
-//! compiles the graph for the shapes of its inputs and runs that: operators that follow each other
-//! become one, and all results share one arena.  What counts is how data flows: renaming values or
-//! inserting `Identity` changes nothing, another GELU changes exactly the answer.  Knows nothing of checkpoints, pictures or
-//! texts.
+//! [`GraphEngine`] opens an engine, whose graph is a [`GraphFile`], compiles the graph for the shapes of its
+//! inputs and runs that: operators that follow each other become one, and all results share one arena.
+//! What counts is how data flows: renaming values or inserting `Identity` changes nothing, another GELU
+//! changes exactly the answer.  Knows nothing of ONNX files, checkpoints, pictures or texts.
 
 mod arena;
 mod array;
 mod backend;
-mod build;
 mod chain;
 mod compile;
 mod constant;
@@ -17,7 +15,6 @@ mod file;
 mod grids;
 mod op;
 mod ops;
-mod pack;
 mod program;
 mod run;
 mod shapes;
@@ -31,20 +28,16 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
+use crate::engine_file::{EngineFile, Unsealed};
 use crate::kernels::isa::Isa;
 use crate::kernels::threads::Threads;
 use crate::processors::Shared;
 use crate::tactics::{ExecutionConfig, Tactics};
-pub(crate) use build::tried_input;
-pub use build::{BuildError, build};
 use compile::ExecutionPlan;
-pub use constant::Constant;
-use file::GraphFile;
-pub(crate) use file::input_file;
-pub use file::{Options, Precision};
-pub(crate) use grids::KIND as GRIDS_KIND;
+pub use constant::{Constant, scale_name};
+pub use file::{AttributeFile, GraphFile, NodeFile, ProductFile};
+pub use grids::{GridFile, GridsFile, KIND as GRIDS_KIND, grid_prefix};
 use ops::Machine;
 use program::Program;
 use run::ExecutionContext;
@@ -55,7 +48,7 @@ use smelt_backend::{GraphInput, GraphOutput, only_graph};
 use task::Task;
 
 /// What `engine.json` calls this kind.
-pub(crate) const KIND: &str = "graph";
+pub const KIND: &str = "graph";
 
 /// Plans kept, each for other shapes of the inputs; compiling one takes milliseconds.
 const PLANS_MAX: usize = 4;
@@ -120,6 +113,22 @@ impl GraphEngine {
             }
             file => Ok(vec![(None, Self::new(file?)?)]),
         }
+    }
+
+    /// Opens an engine whose `engine.json` is not written yet, to try it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn preview(unsealed: &Unsealed<GraphFile>) -> Result<Self, OpenError> {
+        Self::new(unsealed.preview()?)
+    }
+
+    /// As [`Self::preview`], of the engines for several sizes of pictures, in their stored order.
+    ///
+    /// # Errors
+    /// As [`Self::open_all`].
+    pub fn preview_grids(unsealed: &Unsealed<GridsFile>) -> Result<Vec<(Grid, Self)>, OpenError> {
+        grids::engines(&unsealed.preview()?)
     }
 
     fn new(file: EngineFile<GraphFile>) -> Result<Self, OpenError> {
@@ -189,21 +198,24 @@ impl GraphEngine {
     /// # Errors
     /// When an input has another type or shape than the graph declares, or an operator fails.
     pub fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, RunError> {
-        self.run_told(inputs, &mut |_| {})
+        self.run_with_progress(inputs, &mut |_| {})
     }
 
-    /// As [`Self::run`]; `told` hears before each task which share of the work is done, from 0 to 1.
-    fn run_told(
+    /// As [`Self::run`]; `progress` is told before each task which share of the work is done, from 0 to 1.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_with_progress(
         &self,
         inputs: Vec<Tensor>,
-        told: &mut dyn FnMut(f64),
+        progress: &mut dyn FnMut(f64),
     ) -> Result<Vec<Tensor>, RunError> {
         let plan = self.plan(&inputs)?;
         let all: usize = plan.tasks.iter().map(|task| task.work.price()).sum();
         let mut done = 0;
         let before = &mut |task: &Task| {
             self.pause.iter().for_each(|pause| (pause.0)());
-            told(done as f64 / all.max(1) as f64);
+            progress(done as f64 / all.max(1) as f64);
             done += task.work.price();
         };
         let inputs = inputs.into_iter().map(tensor::into_value).collect();

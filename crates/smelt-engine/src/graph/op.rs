@@ -5,10 +5,46 @@
 
 use std::collections::BTreeSet;
 
-use super::file::{AttributeFile, NodeFile};
+use super::file::{AttributeFile, GraphFile, NodeFile};
 
 /// Operator sets whose meaning of every operator below is known here.
-pub(crate) const OPSETS: std::ops::RangeInclusive<i64> = 13..=20;
+const OPSETS: std::ops::RangeInclusive<i64> = 13..=20;
+
+impl GraphFile {
+    /// Refuses a graph with an operator that the engine does not have; the error is one line, and names
+    /// the node.
+    ///
+    /// # Errors
+    /// The reason, in words.
+    pub fn check_operators(&self) -> Result<(), String> {
+        self.check_opset()?;
+        for node in &self.nodes {
+            Op::parse(node, self.opset)
+                .map_err(|problem| format!("{}: {problem}", node.title()))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a graph of another operator set than [`OPSETS`].
+    pub(super) fn check_opset(&self) -> Result<(), String> {
+        if OPSETS.contains(&self.opset) {
+            return Ok(());
+        }
+        let (first, last, found) = (OPSETS.start(), OPSETS.end(), self.opset);
+        Err(format!("opset {found} is not in {first}..={last}; export the model again"))
+    }
+}
+
+impl NodeFile {
+    /// Whether it is a convolution that looks at each pixel once with a `kernel` of so many rows and
+    /// columns, and so is a product of its patches.
+    pub fn is_product_of_patches(&self, kernel: [usize; 2]) -> bool {
+        match Op::parse(self, *OPSETS.end()) {
+            Ok(Op::Conv(conv)) => conv.groups == 1 && conv.windows.is_tiling(kernel),
+            _ => false,
+        }
+    }
+}
 
 /// One operator, ready to run.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::array::Value;
 use super::file::{GraphFile, NodeFile};
-use super::op::{OPSETS, Op};
+use super::op::Op;
 use super::ops::{self, Inputs, Machine};
 
 /// Results of more numbers than this are not computed ahead: they would stay in memory.
@@ -57,13 +57,7 @@ impl Program {
         constants: &BTreeMap<String, Value>,
         machine: Machine<'_>,
     ) -> Result<Self, String> {
-        if !OPSETS.contains(&graph.opset) {
-            let (first, last) = (OPSETS.start(), OPSETS.end());
-            let found = graph.opset;
-            return Err(format!(
-                "opset {found} is not in {first}..={last}; export the model again"
-            ));
-        }
+        graph.check_opset()?;
         let mut places = ValueTable(HashMap::new());
         let inputs = graph.inputs.iter().map(|input| places.define(&input.name));
         let inputs = inputs.collect::<Result<Vec<_>, _>>()?;

@@ -13,13 +13,15 @@ pub(crate) struct CosSin {
 /// How frequencies were stretched for longer texts (`rope_type` `llama3`), as `engine.json` keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Llama3 {
+pub struct Llama3 {
     /// What waves longer than the original positions hold `low` times are slowed by.
-    pub(crate) factor: f64,
-    pub(crate) low: f64,
+    pub factor: f64,
+    /// Waves that the original positions hold less often than this are slowed by the whole factor.
+    pub low: f64,
     /// Waves that the original positions hold this often keep their frequency.
-    pub(crate) high: f64,
-    pub(crate) original_positions: f64,
+    pub high: f64,
+    /// Positions that the model was first trained for.
+    pub original_positions: f64,
 }
 
 impl Llama3 {
@@ -41,18 +43,19 @@ impl Llama3 {
 /// How frequencies were stretched by YaRN (`rope_type` `yarn`), as `engine.json` keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Yarn {
+pub struct Yarn {
     /// What slow waves are slowed by further.
-    pub(crate) factor: f64,
-    pub(crate) original_positions: f64,
+    pub factor: f64,
+    /// Positions that the model was first trained for.
+    pub original_positions: f64,
     /// Waves that the original positions hold this often keep their frequency.
-    pub(crate) fast: f64,
+    pub fast: f64,
     /// Waves that they hold less often than this are slowed.
-    pub(crate) slow: f64,
+    pub slow: f64,
     /// Whether the borders between are moved to whole pairs.
-    pub(crate) whole: bool,
+    pub whole: bool,
     /// What cosines and sines are multiplied by.
-    pub(crate) attention: f64,
+    pub attention: f64,
 }
 
 impl Yarn {
@@ -93,11 +96,11 @@ pub(crate) enum Scaling {
 /// `engine.json` keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Sections {
+pub struct Sections {
     /// Pairs of time, height and width.
-    pub(crate) sizes: [usize; 3],
+    pub sizes: [usize; 3],
     /// Whether the three take turns instead of lying one after another.
-    pub(crate) interleaved: bool,
+    pub interleaved: bool,
 }
 
 impl Sections {

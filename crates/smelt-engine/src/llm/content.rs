@@ -1,18 +1,15 @@
-//! Says what an engine holds, so that it can be compared with what it was built from.
+//! Says what an engine holds, so that it can be compared with what it should be built from.
 //!
 //! Sizes and the list of tensors are compared here; numbers come out row by row as the layers see
 //! them, packed weights multiplied out and columns in the order of the input channels, whatever
 //! form they are stored in.  Decides nothing about how far numbers may differ.
 
-use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 use smelt_tensor::dtype::Dtype;
 
-use super::build::sizes;
 use super::linear::Linear;
-use super::pack::tensors;
 use super::weights::vector;
 use super::{LlmEngine, LlmFile, OpenError};
-use crate::engine_file::Weights;
+use crate::engine_file::{TensorSpec, Weights};
 
 /// A weight of an engine.
 pub struct Tensor<'a> {
@@ -37,17 +34,12 @@ impl Tensor<'_> {
 }
 
 impl LlmEngine {
-    /// The first size or tensor in which the engine is not one of `checkpoint`, in words; numbers are
-    /// not compared.
-    ///
-    /// # Errors
-    /// When the checkpoint has no decoder or lacks a tensor.
-    pub fn unlike(&self, checkpoint: &Checkpoint) -> Result<Option<String>, CheckpointError> {
+    /// The first size or tensor in which the engine is not one of `sizes` and `tensors`, in words; numbers
+    /// are not compared, nor what it was tuned for and how many positions the model has.
+    pub fn unlike(&self, sizes: LlmFile, tensors: &[TensorSpec]) -> Option<String> {
         let own = &self.file.engine;
-        let wanted = sizes(checkpoint.decoder()?, checkpoint.scheme_words(), own.limits);
-        let wanted = LlmFile { tactics: own.tactics.clone(), positions: own.positions, ..wanted };
-        let size = other_size(own, &wanted);
-        size.map_or_else(|| self.other_tensor(checkpoint), |size| Ok(Some(size)))
+        let wanted = LlmFile { tactics: own.tactics.clone(), positions: own.positions, ..sizes };
+        other_size(own, &wanted).or_else(|| self.other_tensor(tensors))
     }
 
     /// Whether any weight is stored as quants with scales.
@@ -56,11 +48,10 @@ impl LlmEngine {
         stored.any(|stored| matches!(stored.dtype, Dtype::I8 | Dtype::U8))
     }
 
-    fn other_tensor(&self, checkpoint: &Checkpoint) -> Result<Option<String>, CheckpointError> {
-        let specs = tensors(checkpoint)?;
-        for spec in specs.iter().map(|packed| &packed.spec) {
+    fn other_tensor(&self, specs: &[TensorSpec]) -> Option<String> {
+        for spec in specs {
             let Some(stored) = self.file.stored(&spec.name) else {
-                return Ok(Some(format!("it has no tensor {}", spec.name)));
+                return Some(format!("it has no tensor {}", spec.name));
             };
             let (own, wanted) = (
                 (stored.dtype, &stored.shape, stored.layout),
@@ -71,11 +62,11 @@ impl LlmEngine {
                     format!("{dtype} {shape:?} in {layout:?}")
                 };
                 let (own, wanted) = (words(own), words(wanted));
-                return Ok(Some(format!("its {} is {own}, not {wanted}", spec.name)));
+                return Some(format!("its {} is {own}, not {wanted}", spec.name));
             }
         }
-        let is_more = |name: &&str| specs.iter().all(|packed| packed.spec.name != *name);
-        Ok(self.file.names().find(is_more).map(|name| format!("it has a tensor {name} too many")))
+        let is_more = |name: &&str| specs.iter().all(|spec| spec.name != *name);
+        self.file.names().find(is_more).map(|name| format!("it has a tensor {name} too many"))
     }
 
     /// The weight `name` of `shape`: a vector, or a matrix of rows.

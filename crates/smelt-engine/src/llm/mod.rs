@@ -1,20 +1,18 @@
 //! Generates text: a decoder with a key-value cache for several sequences.
 //!
-//! [`build`] packs the language model of a checkpoint; [`LlmEngine`] opens what it wrote.  A
-//! sequence lives in a slot: `prefill` appends a prompt, `decode` one token to each of several
-//! slots, `fork` shares a beginning with another slot, `release` forgets.  What a token's logits are
-//! depends on the tokens before it alone, bit for bit, not on how they came or on other slots.  Knows
-//! nothing of text, requests or pictures: image embeddings are numbers here.
+//! [`LlmEngine`] opens an engine, whose sizes are an [`LlmFile`].  A sequence lives in a slot: `prefill`
+//! appends a prompt, `decode` one token to each of several slots, `fork` shares a beginning with another
+//! slot, `release` forgets.  What a token's logits are depends on the tokens before it alone, bit for bit,
+//! not on how they came or on other slots.  Knows nothing of checkpoints, text, requests or pictures: image
+//! embeddings are numbers here.
 
 mod attention;
 mod block;
-mod build;
 mod content;
 mod decoder;
 mod forward;
 mod kv;
 mod linear;
-mod pack;
 mod weights;
 
 use std::ops::Range;
@@ -32,24 +30,23 @@ pub use smelt_backend::{
 };
 use smelt_tensor::decoder::DecoderFamily;
 
-use crate::engine_file::EngineFile;
 pub use crate::engine_file::OpenError;
+use crate::engine_file::{EngineFile, Unsealed};
 use crate::kernels::cached_attention::HeadShape;
 use crate::kernels::isa::Isa;
-use crate::kernels::rope::{Llama3, RotaryEmbedding, Scaling, Sections, Yarn};
+pub use crate::kernels::rope::{Llama3, Sections, Yarn};
+use crate::kernels::rope::{RotaryEmbedding, Scaling};
 pub use crate::kernels::striped::Arithmetic;
 use crate::kernels::threads::Threads;
 use crate::processors::Shared;
 use crate::tactics::{ExecutionConfig, Tactics};
-pub use build::{BuildError, build, build_with};
 pub use content::Tensor;
 use forward::{Buffers, Features, Pass, Span};
 use kv::{Cache, KvShape};
-pub use pack::{Unpacked, unpacked};
 use weights::{Decoder, Machine};
 
 /// What `engine.json` calls this kind.
-pub(crate) const KIND: &str = "llm";
+pub const KIND: &str = "llm";
 /// Prompt tokens computed at a time, so that memory does not grow with the prompt.
 const CHUNK_TOKENS: usize = 128;
 /// Rows of logits held at a time where all are shown: 10 MB of a large vocabulary.
@@ -58,39 +55,55 @@ const SHOWN_ROWS: usize = 16;
 /// The sizes of a decoder, as `engine.json` keeps them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct LlmFile {
-    family: String,
-    scheme: String,
-    hidden: usize,
-    layers: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    intermediate: usize,
-    vocab: usize,
-    eps: f32,
-    rope_theta: f64,
+pub struct LlmFile {
+    /// The name of its [`DecoderFamily`].
+    pub family: String,
+    /// The scheme of its linear weights, by the word pipelines use.
+    pub scheme: String,
+    /// Numbers in a token's embedding.
+    pub hidden: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Numbers of a head.
+    pub head_dim: usize,
+    /// Numbers inside the MLP.
+    pub intermediate: usize,
+    /// Tokens it tells apart.
+    pub vocab: usize,
+    /// Epsilon of the RMSNorms.
+    pub eps: f32,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// How frequencies were stretched as in Llama 3.1; at most one of three ways is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    rope_scaling: Option<Llama3>,
+    pub rope_scaling: Option<Llama3>,
     /// What frequencies are divided by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    rope_linear: Option<f64>,
+    pub rope_linear: Option<f64>,
+    /// How frequencies were stretched by YaRN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    rope_yarn: Option<Yarn>,
+    pub rope_yarn: Option<Yarn>,
+    /// Which of three positions turns which pair of a head, where tokens have three.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    rope_sections: Option<Sections>,
+    pub rope_sections: Option<Sections>,
     /// Whether all four projections of attention add a bias.
     #[serde(default, skip_serializing_if = "is_false")]
-    attention_bias: bool,
+    pub attention_bias: bool,
     /// First layers that are followed by adding image features.
     #[serde(default, skip_serializing_if = "is_zero")]
-    deepstack: usize,
-    limits: Limits,
+    pub deepstack: usize,
+    /// What it is built for.
+    pub limits: Limits,
     /// Places that the model was made for: no slot may be longer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    positions: Option<usize>,
+    pub positions: Option<usize>,
+    /// How it is best run, on machines equal to the one that was tuned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    tactics: Option<Tactics>,
+    pub tactics: Option<Tactics>,
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -239,6 +252,14 @@ impl LlmEngine {
     /// As [`Self::open`].
     pub fn open_with(dir: &Path, kv: KvOptions) -> Result<Self, OpenError> {
         Self::new(EngineFile::open(dir, KIND)?, kv)
+    }
+
+    /// Opens an engine whose `engine.json` is not written yet, to try it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn preview(unsealed: &Unsealed<LlmFile>) -> Result<Self, OpenError> {
+        Self::new(unsealed.preview()?, KvOptions::default())
     }
 
     fn new(file: EngineFile<LlmFile>, kv: KvOptions) -> Result<Self, OpenError> {

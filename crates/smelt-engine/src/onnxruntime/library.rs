@@ -66,7 +66,10 @@ pub fn find() -> Result<PathBuf, LibraryError> {
 }
 
 /// Loads the library that [`find`] finds; later calls find it loaded.
-pub(super) fn load() -> Result<(), LibraryError> {
+///
+/// # Errors
+/// As [`find`], and when what is there cannot be used.
+pub fn load() -> Result<(), LibraryError> {
     let path = find()?;
     super::session::load(&path).map_err(|problem| LibraryError::Unfit { path, problem })
 }

@@ -2,11 +2,10 @@
 //!
 //! For graphs with operators that the native engine does not have.  An engine is a directory like any
 //! other: `engine.json` and `weights.bin` beside `model.onnx`, whose weights are ranges of
-//! `weights.bin`.  What [`build`] writes comes from the graph alone; which version computes it is the
-//! machine's affair.  Knows nothing of pictures or texts.
+//! `weights.bin`.  What it holds comes from the graph alone; which version computes it is the machine's
+//! affair.  Knows nothing of pictures or texts.
 
 mod backend;
-mod build;
 mod library;
 #[cfg_attr(target_env = "musl", path = "static_session.rs")]
 mod session;
@@ -19,27 +18,34 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use smelt_tensor::dtype::Dtype;
 
-use crate::engine_file::{EngineFile, OpenError};
+use crate::engine_file::{EngineFile, OpenError, Unsealed};
 use smelt_backend::{GraphInput, GraphOutput};
 
 use crate::graph::{Constant, RunError, Tensor};
-pub use build::{BuildError, build};
-pub use library::{LibraryError, VARIABLE, find};
+pub use library::{LibraryError, VARIABLE, find, load};
 use session::Session;
 
 /// What `engine.json` calls this kind.
-pub(crate) const KIND: &str = "onnxruntime";
+pub const KIND: &str = "onnxruntime";
 /// The graph's file in the engine's directory.
-const MODEL_FILE: &str = "model.onnx";
+pub const MODEL_FILE: &str = "model.onnx";
 
 /// What `engine.json` says of the graph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct OnnxFile {
+pub struct OnnxFile {
     /// Of `model.onnx`.
     sha256: String,
     inputs: Vec<GraphInput>,
-    outputs: Vec<GraphOutput>,
+    /// What the graph gives, in its order.
+    pub outputs: Vec<GraphOutput>,
+}
+
+impl OnnxFile {
+    /// Of the graph in `model`, the bytes of [`MODEL_FILE`].
+    pub fn new(model: &[u8], inputs: Vec<GraphInput>, outputs: Vec<GraphOutput>) -> Self {
+        Self { sha256: digest(model), inputs, outputs }
+    }
 }
 
 /// An opened engine that ONNX Runtime executes.
@@ -60,6 +66,14 @@ impl OnnxruntimeEngine {
     /// When the directory holds no such engine of this version, or the library is not here.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
         Self::new(EngineFile::open(dir, KIND)?)
+    }
+
+    /// Opens an engine whose `engine.json` is not written yet, to try it.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn preview(unsealed: &Unsealed<OnnxFile>) -> Result<Self, OpenError> {
+        Self::new(unsealed.preview()?)
     }
 
     fn new(file: EngineFile<OnnxFile>) -> Result<Self, OpenError> {

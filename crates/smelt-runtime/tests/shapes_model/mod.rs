@@ -4,7 +4,8 @@ pub(crate) mod spec;
 
 use std::path::{Path, PathBuf};
 
-use smelt_engine::{llm, vision};
+use smelt_engine_build::graph::{self, Precision};
+use smelt_engine_build::llm;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
@@ -26,7 +27,7 @@ pub(crate) fn deploy(from: &Path, dir: &Path, max_slots: usize) -> PathBuf {
     let ckpt = Checkpoint::open(from).unwrap();
     let quiet = &mut |_: &str| {};
     export::vision(&ckpt, Dtype::F32, &dir.join("onnx"), quiet).unwrap();
-    vision::build(&dir.join("onnx"), vision::Precision::F32, &dir.join("vision"), quiet).unwrap();
+    graph::build(&dir.join("onnx"), Precision::F32, &dir.join("vision"), quiet).unwrap();
     let limits = llm::Limits { max_seq_len: 320, max_slots };
     llm::build(&ckpt, limits, &dir.join("llm"), quiet).unwrap();
     let files = ["tokenizer.json", "tokenizer_config.json"].map(|name| from.join(name));

@@ -4,9 +4,9 @@
 //! Runs in a process of its own and writes only into the directory it is given; nothing it leaves
 //! is visible to anyone before the supervisor seals it.
 
-use smelt_engine::graph::Precision;
 use smelt_engine::tactics::Tactics;
-use smelt_engine::{graph, llm, onnxruntime};
+use smelt_engine_build::graph::Precision;
+use smelt_engine_build::{graph, llm, onnxruntime};
 use smelt_model::dtype::Dtype;
 use smelt_model::export::LlmInput;
 use smelt_model::grid::Grid;

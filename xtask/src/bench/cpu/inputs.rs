@@ -31,14 +31,14 @@ pub(super) struct Side {
 /// Where everything is.
 pub(super) struct Inputs {
     pub(super) folder: PathBuf,
-    /// `crates/smelt-engine/examples/bench_cpu.rs`, built.
+    /// `crates/smelt-engine-build/examples/bench_cpu.rs`, built.
     ours: PathBuf,
 }
 
 impl Inputs {
     /// Builds our side as it is released.
     pub(super) fn prepare() -> Result<Self> {
-        Self::built(&["--package", "smelt-engine", "--release"], "release", "bench/cpu")
+        Self::built(&["--package", "smelt-engine-build", "--release"], "release", "bench/cpu")
     }
 
     /// Builds our side as tests are, with them if it can, to work in a folder that is made anew.

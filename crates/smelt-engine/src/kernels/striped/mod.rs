@@ -31,12 +31,12 @@ use blocks::BlockStripe;
 pub(crate) use blocks::{Blocks, Halves};
 pub(crate) use input::{Input, Rounding};
 pub(crate) use multiply::{Job, multiply};
-pub(crate) use pack::{stripe_bytes, stripe_elements, stripe_nibbles};
+pub use pack::{stripe_bytes, stripe_elements, stripe_nibbles};
 
 /// Rows of a stripe: the f32 lanes of the widest register.
-pub(crate) const STRIPE: usize = 16;
+pub const STRIPE: usize = 16;
 /// Columns whose activations are rounded with one scale.
-pub(crate) const RUN: usize = 32;
+pub const RUN: usize = 32;
 /// Columns of floats that are summed before they join the sum of those before them: the error of a
 /// long sum grows with the length of its parts, and a processor works at several parts at once where
 /// one long chain of sums would wait for itself.

@@ -6,7 +6,7 @@
 use super::{Bits, MIDDLE_BYTE, STRIPE};
 
 /// Elements of `width` bytes each: rows `[up to 16, columns]` to `[columns, 16]`.
-pub(crate) fn stripe_elements(rows: &[u8], columns: usize, width: usize) -> Vec<u8> {
+pub fn stripe_elements(rows: &[u8], columns: usize, width: usize) -> Vec<u8> {
     let mut out = vec![0; columns * STRIPE * width];
     for (lane, row) in rows.chunks_exact((columns * width).max(1)).enumerate() {
         for (column, element) in row.chunks_exact(width).enumerate() {
@@ -17,7 +17,7 @@ pub(crate) fn stripe_elements(rows: &[u8], columns: usize, width: usize) -> Vec<
 }
 
 /// Signed bytes: rows `[up to 16, columns]` to quants.
-pub(crate) fn stripe_bytes(rows: &[u8], columns: usize) -> Vec<u8> {
+pub fn stripe_bytes(rows: &[u8], columns: usize) -> Vec<u8> {
     let mut out = vec![MIDDLE_BYTE; Bits::Eight.stripe_bytes(columns)];
     for (lane, row) in rows.chunks_exact(columns.max(1)).enumerate() {
         for (column, &byte) in row.iter().enumerate() {
@@ -28,7 +28,7 @@ pub(crate) fn stripe_bytes(rows: &[u8], columns: usize) -> Vec<u8> {
 }
 
 /// Nibbles, two columns a byte and the even one low: rows `[up to 16, ⌈columns / 2⌉]` to quants.
-pub(crate) fn stripe_nibbles(rows: &[u8], columns: usize) -> Vec<u8> {
+pub fn stripe_nibbles(rows: &[u8], columns: usize) -> Vec<u8> {
     let mut out = vec![0; Bits::Four.stripe_bytes(columns)];
     for (lane, row) in rows.chunks_exact(columns.div_ceil(2).max(1)).enumerate() {
         for column in 0..columns {

@@ -25,6 +25,7 @@ use serde::Serialize;
 use smelt_backend::{HostFeatures, VisionEngine};
 use smelt_engine::BACKENDS;
 use smelt_engine::llm::{Arithmetic, KvOptions, KvType, LlmEngine};
+use smelt_engine_build::llm::unlike;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
 use smelt_model::reference::compare::compare;
@@ -78,7 +79,7 @@ impl Parties {
             return Ok(weights.as_ref().or(Some(against)));
         }
         let is_same =
-            against.is_packed() && self.llm.unlike(against).map_err(Failed::model)?.is_none();
+            against.is_packed() && unlike(&self.llm, against).map_err(Failed::model)?.is_none();
         Ok(is_same.then_some(against))
     }
 }
@@ -138,7 +139,7 @@ fn compare_weights(parties: &Parties, phases: &mut Phases) -> Result<Vec<Weights
         say("the decoder's weights are not compared one by one: \"weights\" does not name them");
         return Ok(compared);
     };
-    if let Some(why) = llm.unlike(own).map_err(Failed::model)? {
+    if let Some(why) = unlike(llm, own).map_err(Failed::model)? {
         let path = own.path().display();
         return Err(Failed::invalid(format!("the llm engine was not built from {path}: {why}")));
     }

@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::graph::{self, GraphEngine, Precision, Tensor};
-use smelt_engine::{BACKENDS, onnxruntime};
+use smelt_engine::BACKENDS;
+use smelt_engine::graph::{GraphEngine, Tensor};
+use smelt_engine_build::graph::{self, Precision};
+use smelt_engine_build::onnxruntime;
 use smelt_model::safetensors::Reader;
 use smelt_onnx::{Model, eval};
 use tempfile::TempDir;
@@ -118,7 +120,7 @@ fn the_evaluator_gives_what_onnxruntime_gives() {
 
 #[test]
 fn onnxruntime_takes_detectors_whose_scales_are_constants() {
-    if let Err(why) = onnxruntime::find() {
+    if let Err(why) = smelt_engine::onnxruntime::find() {
         eprintln!("NOT TESTED: {why}");
         return;
     }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::vision::Precision;
-use smelt_engine::{llm, vision};
+use smelt_engine_build::graph::{self, Precision};
+use smelt_engine_build::llm;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::quantize::{self, Options, Scheme};
@@ -116,7 +116,7 @@ fn everything(checkpoint: &Checkpoint) -> BTreeMap<PathBuf, Vec<u8>> {
     for dtype in [Dtype::F32, Dtype::BF16] {
         export::vision(checkpoint, dtype, &at(dtype.name()), &mut |_| {}).unwrap();
     }
-    vision::build(&at("F32"), Precision::F32, &at("vision"), &mut |_| {}).unwrap();
+    graph::build(&at("F32"), Precision::F32, &at("vision"), &mut |_| {}).unwrap();
     llm::build(checkpoint, limits, &at("llm"), &mut |_| {}).unwrap();
     quantize::quantize(checkpoint, &Options::plain(Scheme::Int8), quantised.path(), &mut |_| {})
         .unwrap();

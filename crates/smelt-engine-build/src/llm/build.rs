@@ -6,14 +6,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use smelt_backend::{Limits, OpenError, RunError};
+use smelt_engine::engine_file::EngineWriter;
+use smelt_engine::llm::{KIND, Llama3, LlmEngine, LlmFile, Prompt, Sections, Yarn};
+use smelt_engine::tactics::Tactics;
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 use smelt_model::decoder::{Decoder, Scaling};
 
 use super::pack::{Packed, tensors};
-use super::{KIND, KvOptions, Limits, LlmEngine, LlmFile, OpenError, Prompt, RunError};
-use crate::engine_file::EngineWriter;
-use crate::kernels::rope::{Llama3, Sections, Yarn};
-use crate::tactics::Tactics;
 
 /// Why a checkpoint could not become an engine.
 #[derive(Debug, thiserror::Error)]
@@ -95,7 +95,7 @@ pub fn build_with(
     let file = LlmFile { tactics, ..sizes(llm, checkpoint.scheme_words(), limits) };
     let unsealed = writer.finish(KIND, file).map_err(write_error)?;
     progress("stepping one token");
-    try_out(LlmEngine::new(unsealed.preview()?, KvOptions::default())?)?;
+    try_out(LlmEngine::preview(&unsealed)?)?;
     unsealed.seal().map_err(write_error)?;
     LlmEngine::open(out_dir)?;
     Ok(())

@@ -7,7 +7,8 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use smelt_engine::graph::{self, GraphEngine, Pause, Precision, Tensor};
+use smelt_engine::graph::{GraphEngine, Pause, Tensor};
+use smelt_engine_build::graph::{self, Precision};
 use smelt_onnx::{
     Attribute, AttributeValue, Data, Dim, ElementType, Graph, Initializer, Model, Node, ValueInfo,
 };

@@ -6,9 +6,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::graph::{Precision, Tensor};
-use smelt_engine::vision;
-use smelt_engine::{BACKENDS, graph, onnxruntime};
+use smelt_engine::graph::Tensor;
+use smelt_engine::{BACKENDS, vision};
+use smelt_engine_build::graph::{self, Precision};
+use smelt_engine_build::onnxruntime;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::{export, synthetic};
@@ -16,7 +17,7 @@ use smelt_onnx::{Attribute, AttributeValue, Dim, ElementType, Graph, Model, Node
 use tempfile::TempDir;
 
 fn is_here() -> bool {
-    let found = onnxruntime::find();
+    let found = smelt_engine::onnxruntime::find();
     if let Err(why) = &found {
         eprintln!("NOT TESTED: {why}");
     }

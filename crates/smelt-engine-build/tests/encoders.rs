@@ -5,7 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
-use smelt_engine::graph::{self, GraphEngine, Precision, Tensor};
+use smelt_engine::graph::{GraphEngine, Tensor};
+use smelt_engine_build::graph::{self, Precision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;

@@ -5,14 +5,14 @@
 
 use std::borrow::Cow;
 
+use smelt_engine::engine_file::{
+    Layout, RUN, STRIPE, TensorSpec, stripe_bytes, stripe_elements, stripe_nibbles,
+};
 use smelt_model::checkpoint::{Checkpoint, CheckpointError, Weight};
+use smelt_model::decoder::LM_HEAD;
 use smelt_model::model::ModelPart;
 use smelt_tensor::dtype::Dtype;
 use smelt_tensor::packed::group_of;
-
-use super::weights::HEAD;
-use crate::engine_file::{Layout, TensorSpec};
-use crate::kernels::striped::{RUN, STRIPE, stripe_bytes, stripe_elements, stripe_nibbles};
 
 /// Bytes of a tensor read at a time.
 const BLOCK_BYTES: usize = 8 << 20;
@@ -44,7 +44,7 @@ pub(super) fn tensors(checkpoint: &Checkpoint) -> Result<Vec<Packed>, Checkpoint
     for (name, shape) in checkpoint.model().tensors(&parts) {
         all.extend(of_tensor(checkpoint, &name, &shape)?);
     }
-    debug_assert!(all.iter().any(|one| one.spec.name == HEAD) == checkpoint.has_lm_head());
+    debug_assert!(all.iter().any(|one| one.spec.name == LM_HEAD) == checkpoint.has_lm_head());
     Ok(all)
 }
 

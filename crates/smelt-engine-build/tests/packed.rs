@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_engine::llm::{self, Arithmetic, KvOptions, KvType, Limits, LlmEngine, Prompt};
+use smelt_engine::llm::{Arithmetic, KvOptions, KvType, Limits, LlmEngine, Prompt};
+use smelt_engine_build::llm;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
 use smelt_model::safetensors::Reader;
@@ -190,7 +191,7 @@ fn blocks_with_minima_and_factors_run_as_the_floats_they_stand_for() {
         llm::build(&checkpoint, LIMITS, dir.path(), &mut |note| assert!(!note.contains("f32")))
             .unwrap();
         let engine = LlmEngine::open(dir.path()).unwrap();
-        assert!(engine.is_packed() && engine.unlike(&checkpoint).unwrap().is_none());
+        assert!(engine.is_packed() && llm::unlike(&engine, &checkpoint).unwrap().is_none());
         for (name, golden) in [
             ("language_model.model.embed_tokens.weight", "embed_tokens"),
             (K_PROJ, "k_proj"),

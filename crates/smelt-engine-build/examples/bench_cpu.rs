@@ -20,9 +20,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use smelt_engine::graph::{GraphEngine, Precision, Tensor};
+use smelt_engine::graph::{GraphEngine, Tensor};
 use smelt_engine::llm::{KvOptions, Limits, LlmEngine, Prompt};
-use smelt_engine::{graph, llm};
+use smelt_engine_build::graph::{self, Precision};
+use smelt_engine_build::llm;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::{export, synthetic};

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use smelt_engine::graph::{GraphEngine, Tensor};
-use smelt_engine::vision::{self, BuildError, Grid, Precision, RunError, VisionEngine};
+use smelt_engine::vision::{self, Grid, RunError, VisionEngine};
+use smelt_engine_build::graph::{self, BuildError, Precision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
@@ -144,7 +145,7 @@ fn try_build_as(
     let (onnx, engine) = (dir.join("onnx"), dir.join("engine"));
     fs::create_dir_all(&onnx).unwrap();
     model.write(&onnx).unwrap();
-    vision::build(&onnx, precision, &engine, &mut |_| {})?;
+    graph::build(&onnx, precision, &engine, &mut |_| {})?;
     Ok(vision::open(&engine).unwrap())
 }
 
@@ -388,7 +389,7 @@ fn a_graph_of_something_else_is_no_vision_engine() {
         let (onnx, engine) = (dir.path().join("onnx"), dir.path().join("engine"));
         fs::create_dir_all(&onnx).unwrap();
         model.write(&onnx).unwrap();
-        vision::build(&onnx, Precision::F32, &engine, &mut |_| {}).unwrap();
+        graph::build(&onnx, Precision::F32, &engine, &mut |_| {}).unwrap();
         vision::open(&engine).unwrap_err().to_string()
     };
     let ids = ElementType::I64;
@@ -482,7 +483,7 @@ fn what_attention_never_holds_limits_no_tower() {
     let (onnx, engine) = (dir.path().join("onnx"), dir.path().join("engine"));
     export::vision_on(&checkpoint, &[GRID], Dtype::F32, &onnx, &mut |_| {}).unwrap();
     // Building runs it once, and every number must be finite.
-    vision::build(&onnx, Precision::F32, &engine, &mut |_| {}).unwrap();
+    graph::build(&onnx, Precision::F32, &engine, &mut |_| {}).unwrap();
     let opened = vision::open(&engine).unwrap();
     assert_eq!((opened.tokens_per_tile(), opened.grid()), (1280, Some(GRID)));
     let (shape, data) = (vec![5120, 96], vec![0.5; 5120 * 96]);

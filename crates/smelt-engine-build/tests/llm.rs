@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use smelt_engine::llm::{
-    self, Arithmetic, BuildError, ImageEmbeds, KvOptions, KvType, Limits, LlmEngine, Prompt,
-    RunError,
+    Arithmetic, ImageEmbeds, KvOptions, KvType, Limits, LlmEngine, Prompt, RunError,
 };
+use smelt_engine_build::llm::{self, BuildError};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::safetensors::{Reader, TensorSpec, Writer};
@@ -341,7 +341,7 @@ fn groups_that_no_run_fits_are_multiplied_out() {
         let mut progress = |line: &str| said.push(line.to_owned());
         llm::build(checkpoint, LIMITS, &at(name), &mut progress).unwrap();
         let mut engine = LlmEngine::open(&at(name)).unwrap();
-        assert_eq!(engine.unlike(checkpoint).unwrap(), None);
+        assert_eq!(llm::unlike(&engine, checkpoint).unwrap(), None);
         engine.set_arithmetic(Arithmetic::Floats);
         engine.logits_all(0, &text(&tokens(40, 100))).unwrap()
     };

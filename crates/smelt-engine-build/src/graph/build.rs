@@ -6,16 +6,15 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use smelt_backend::{GraphInput, Tensor};
+use smelt_backend::{GraphError, GraphInput, OpenError, Tensor};
+use smelt_engine::engine_file::EngineWriter;
+use smelt_engine::graph::{GraphEngine, GraphFile, KIND};
 use smelt_model::export::{GRIDS_FILE, GridsError};
 use smelt_onnx::{ElementType, Initializer, Model};
 
-use super::file::{Converted, GraphFile, Options, convert};
-use super::op::{OPSETS, Op};
+use super::convert::{Converted, convert};
 use super::pack::{Packing, products};
-
-use super::{GraphEngine, KIND, RunError, grids};
-use crate::engine_file::{EngineWriter, OpenError};
+use super::{Options, grids};
 
 /// The graph's file in its directory.
 const MODEL_FILE: &str = "model.onnx";
@@ -67,7 +66,7 @@ pub enum BuildError {
     Open(#[from] OpenError),
     /// The finished engine does not run.
     #[error("the engine does not run: {0}")]
-    Run(#[from] RunError),
+    Run(#[from] GraphError),
     /// The finished engine gives numbers that are no numbers.
     #[error("the engine gives {found} for a test input; the weights are not usable in f32")]
     NotFinite {
@@ -110,7 +109,7 @@ pub fn build(
     let mut unsealed = writer.finish(KIND, graph).map_err(write_error)?;
 
     progress("running the engine once");
-    let engine = GraphEngine::new(unsealed.preview()?)?;
+    let engine = GraphEngine::preview(&unsealed)?;
     let outputs = try_out(&engine, inputs, &mut |said| match said {
         Tried::Takes(line) => progress(&line),
         Tried::Done(done) => tally.tried(done, "running the engine once", progress),
@@ -205,15 +204,7 @@ fn judge(graph: &GraphFile) -> Result<(), String> {
             "input {name:?} is a decoder's cache; decoders become engines by llm-engine-build, from the checkpoint"
         ));
     }
-    if !OPSETS.contains(&graph.opset) {
-        let (first, last) = (OPSETS.start(), OPSETS.end());
-        let found = graph.opset;
-        return Err(format!("opset {found} is not in {first}..={last}; export the model again"));
-    }
-    for node in &graph.nodes {
-        Op::parse(node, graph.opset).map_err(|problem| format!("{}: {problem}", node.title()))?;
-    }
-    Ok(())
+    graph.check_operators()
 }
 
 /// Values to try an input with.
@@ -256,7 +247,7 @@ pub(super) fn try_out(
 ) -> Result<Vec<Tensor>, BuildError> {
     let arena = engine.survey(&inputs)?.arena_bytes;
     told(Tried::Takes(format!("results take {} KiB", arena.div_ceil(1024))));
-    let outputs = engine.run_told(inputs, &mut |done| told(Tried::Done(done)))?;
+    let outputs = engine.run_with_progress(inputs, &mut |done| told(Tried::Done(done)))?;
     let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
     match numbers.find(|value| !value.is_finite()) {
         Some(&found) => Err(BuildError::NotFinite { found }),

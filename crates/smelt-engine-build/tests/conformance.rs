@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use smelt_backend::conformance::{self, TestImage};
 use smelt_backend::{HostFeatures, KvOptions, KvType};
 use smelt_engine::BACKENDS;
-use smelt_engine::llm::{self, Limits};
+use smelt_engine_build::llm::{self, Limits};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::synthetic;

@@ -5,10 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
-use smelt_engine::llm::{
-    self, ImageEmbeds, KvOptions, KvType, Limits, LlmEngine, Prompt, RunError,
-};
-use smelt_engine::vision::{self, Precision, VisionEngine};
+use smelt_engine::llm::{ImageEmbeds, KvOptions, KvType, Limits, LlmEngine, Prompt, RunError};
+use smelt_engine::vision::{self, VisionEngine};
+use smelt_engine_build::graph::{self, Precision};
+use smelt_engine_build::llm;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;
@@ -74,7 +74,7 @@ impl Golden {
     fn vision_as(&self, dtype: Dtype, precision: Precision) -> VisionEngine {
         let (onnx, engine) = (self.dir.path().join("onnx"), self.dir.path().join("vision"));
         export::vision(&self.checkpoint, dtype, &onnx, &mut |_| {}).unwrap();
-        vision::build(&onnx, precision, &engine, &mut |_| {}).unwrap();
+        graph::build(&onnx, precision, &engine, &mut |_| {}).unwrap();
         vision::open(&engine).unwrap()
     }
 

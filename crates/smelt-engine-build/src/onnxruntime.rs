@@ -7,13 +7,15 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use smelt_backend::GraphOutput;
+use smelt_backend::{GraphError, GraphOutput, OpenError, Tensor};
+use smelt_engine::engine_file::{EngineWriter, Layout, TensorSpec, WEIGHTS_FILE};
+use smelt_engine::onnxruntime::{
+    self, KIND, LibraryError, MODEL_FILE, OnnxFile, OnnxruntimeEngine,
+};
 use smelt_onnx::{AttributeValue, Data, ElementType, Graph, Initializer, Model};
 use smelt_tensor::dtype::Dtype;
 
-use super::{KIND, LibraryError, MODEL_FILE, OnnxFile, OnnxruntimeEngine, digest, library};
-use crate::engine_file::{EngineWriter, Layout, OpenError, TensorSpec, WEIGHTS_FILE};
-use crate::graph::{RunError, Tensor, input_file, tried_input};
+use crate::graph::{input_file, tried_input};
 
 /// Bytes of a weight held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
@@ -67,7 +69,7 @@ pub enum BuildError {
     Open(#[from] OpenError),
     /// The finished engine does not run.
     #[error("the engine does not run: {0}")]
-    Run(#[from] RunError),
+    Run(#[from] GraphError),
     /// The finished engine gives numbers that are no numbers.
     #[error("the engine gives {found} for a test input")]
     NotFinite {
@@ -88,7 +90,7 @@ pub fn build(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
-    library::load()?;
+    onnxruntime::load()?;
     let path = onnx_dir.join(MODEL_FILE);
     let mut model = Model::read(&path)?;
     smelt_onnx::check(&model, onnx_dir)
@@ -121,11 +123,11 @@ pub fn build(
     let given =
         |value: &smelt_onnx::ValueInfo| GraphOutput { name: value.name.clone(), tried: vec![] };
     let outputs = model.graph.outputs.iter().map(given).collect();
-    let file = OnnxFile { sha256: digest(&bytes), inputs, outputs };
+    let file = OnnxFile::new(&bytes, inputs, outputs);
     let mut unsealed = writer.finish(KIND, file).map_err(write_error)?;
 
     progress("running the engine once");
-    let engine = OnnxruntimeEngine::new(unsealed.preview()?)?;
+    let engine = OnnxruntimeEngine::preview(&unsealed)?;
     let outputs = engine.run(tried)?;
     let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
     if let Some(&found) = numbers.find(|number| !number.is_finite()) {

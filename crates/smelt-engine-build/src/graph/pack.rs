@@ -8,24 +8,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use half::{bf16, f16};
+use smelt_engine::engine_file::{
+    EngineWriter, Layout, STRIPE, TensorSpec, stripe_bytes, stripe_elements,
+};
+use smelt_engine::graph::{AttributeFile, GraphFile, NodeFile, ProductFile, scale_name};
 use smelt_onnx::{ElementType, Initializer};
 use smelt_tensor::dtype::Dtype;
 
+use super::Precision;
 use super::build::BuildError;
-use super::file::{AttributeFile, GraphFile, NodeFile, Precision, ProductFile, stored_dtype};
-use super::op::{OPSETS, Op};
-use crate::engine_file::{EngineWriter, Layout, TensorSpec};
-use crate::kernels::striped::{STRIPE, stripe_bytes, stripe_elements};
+use super::convert::stored_dtype;
 
 /// Bytes of a constant held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
 /// The largest quant of a weight: -127..=127 is symmetric.
 const QUANT_MAX: f32 = 127.0;
-
-/// What the scales of a weight's rows are called.
-pub(super) fn scale_name(weight: &str) -> String {
-    format!("{weight}#scale")
-}
 
 /// Weights that only products read, by name.
 pub(super) fn products(
@@ -94,12 +91,7 @@ impl<'a> Uses<'a> {
     fn is_product(&self, node: &NodeFile) -> bool {
         let dims = |name: &String| self.dims[self.seen_as.get(name.as_str())?.0].get(2..4);
         let kernel = node.inputs.get(1).and_then(|name| <[usize; 2]>::try_from(dims(name)?).ok());
-        match (Op::parse(node, *OPSETS.end()), kernel) {
-            (Ok(Op::Conv(conv)), Some(kernel)) => {
-                conv.groups == 1 && conv.windows.is_tiling(kernel)
-            }
-            _ => false,
-        }
+        kernel.is_some_and(|kernel| node.is_product_of_patches(kernel))
     }
 
     /// The input of a product that is a weight of the rank it takes, and whether its rows are the
