@@ -1,5 +1,6 @@
 //! Holds the crates' dependencies against the table of the architecture.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -53,8 +54,17 @@ const EDGES: [(&str, &[&str]); 19] = [
     ("xtask", &["smelt-random", "smelt-watch"]),
 ];
 
+/// What opens and runs engines, and what makes them: a program that only serves links no exporter, quantiser or
+/// reference, and reads no checkpoints.
+const RUNS: [&str; 5] =
+    ["smelt-tensor", "smelt-backend", "smelt-engine", "smelt-runtime", "smelt-serve"];
+const BUILDS: [&str; 3] = ["smelt-onnx", "smelt-model", "smelt-engine-build"];
+
 pub(super) fn check() -> Result<Vec<String>> {
-    Ok(packages()?.iter().flat_map(check_package).collect())
+    let packages = packages()?;
+    let mut findings: Vec<String> = packages.iter().flat_map(check_package).collect();
+    findings.extend(mixed(&packages));
+    Ok(findings)
 }
 
 /// The crates of the workspace.
@@ -98,17 +108,88 @@ pub(super) fn metadata() -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("cargo metadata")
 }
 
-/// Edges that tests need may point anywhere: they make no cycle in what is shipped.
 fn check_package(package: &Value) -> Vec<String> {
     let name = package["name"].as_str().unwrap_or_default();
     let Some((_, allowed)) = EDGES.iter().find(|(crate_name, _)| *crate_name == name) else {
         return vec![format!("crate {name} is not in the table of edges")];
     };
+    shipped(package)
+        .filter(|to| to.starts_with("smelt") && !allowed.contains(to))
+        .map(|to| format!("crate {name} may not depend on {to}"))
+        .collect()
+}
+
+/// What a crate is built of.  Edges that tests need may point anywhere: they make no cycle in what is shipped.
+fn shipped(package: &Value) -> impl Iterator<Item = &str> {
     let dependencies = package["dependencies"].as_array().into_iter().flatten();
     dependencies
         .filter(|dependency| dependency["kind"] != "dev")
         .filter_map(|dependency| dependency["name"].as_str())
-        .filter(|to| to.starts_with("smelt") && !allowed.contains(to))
-        .map(|to| format!("crate {name} may not depend on {to}"))
-        .collect()
+}
+
+/// What runs engines and reaches what builds them, by any path.
+fn mixed(packages: &[Value]) -> Vec<String> {
+    let of = |from: &'static str| {
+        let reached = reached(packages, from);
+        let wrong = BUILDS.into_iter().filter(move |to| reached.contains(to));
+        wrong.map(move |to| {
+            format!("crate {from} runs engines, and reaches {to}, which builds them")
+        })
+    };
+    RUNS.into_iter().flat_map(of).collect()
+}
+
+/// The crate `from`, what it is built of, and what that is.
+fn reached<'a>(packages: &'a [Value], from: &'a str) -> BTreeSet<&'a str> {
+    let mut reached = BTreeSet::new();
+    let mut left = vec![from];
+    while let Some(name) = left.pop() {
+        if reached.insert(name) {
+            let package = packages.iter().find(|package| package["name"] == name);
+            left.extend(package.into_iter().flat_map(shipped));
+        }
+    }
+    reached
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn package(name: &str, needs: &[&str], kind: Option<&str>) -> Value {
+        let need = |need: &&str| json!({ "name": need, "kind": kind });
+        json!({ "name": name, "dependencies": needs.iter().map(need).collect::<Vec<_>>() })
+    }
+
+    #[test]
+    fn what_runs_engines_may_not_reach_what_builds_them_by_any_path() {
+        let packages = |kind| {
+            [
+                package("smelt-serve", &["smelt-runtime"], None),
+                package("smelt-runtime", &["some-helper"], None),
+                package("some-helper", &["smelt-model"], kind),
+                package("smelt-model", &["smelt-onnx"], None),
+            ]
+        };
+        assert_eq!(mixed(&packages(Some("dev"))), [""; 0]);
+        let found = mixed(&packages(None));
+        assert_eq!(found.len(), 4, "{found:?}");
+        assert_eq!(
+            found[1],
+            "crate smelt-runtime runs engines, and reaches smelt-model, which builds them"
+        );
+        assert!(found[2].starts_with("crate smelt-serve"), "{found:?}");
+    }
+
+    #[test]
+    fn the_table_lets_nothing_that_runs_engines_reach_what_builds_them() {
+        let row = |(name, needs): &(&str, &[&str])| package(name, needs, None);
+        let packages: Vec<Value> = EDGES.iter().map(row).collect();
+        assert_eq!(mixed(&packages), [""; 0]);
+        for name in RUNS.iter().chain(&BUILDS) {
+            assert!(EDGES.iter().any(|(known, _)| known == name), "{name} is no crate");
+        }
+    }
 }
