@@ -662,6 +662,33 @@ mod tests {
     }
 
     #[test]
+    fn a_graph_is_refused_by_its_operator_set_and_then_by_its_first_unknown_node() {
+        let check = |opset, op| {
+            let nodes = vec![node("Identity", 1, &[]), node(op, 1, &[])];
+            let (products, tactics) = (Default::default(), None);
+            let graph =
+                GraphFile { opset, inputs: vec![], outputs: vec![], nodes, products, tactics };
+            graph.check_operators()
+        };
+        assert_eq!(check(17, "Identity"), Ok(()));
+        let error = check(12, "Relu").unwrap_err();
+        assert_eq!(error, "opset 12 is not in 13..=20; export the model again");
+        let error = check(17, "Relu").unwrap_err();
+        assert!(error.starts_with("node \"n\" (Relu): "), "{error}");
+    }
+
+    #[test]
+    fn windows_that_lie_side_by_side_are_a_product_of_patches() {
+        use AttributeFile::{Int, Ints};
+        let strides = ("strides", Ints(vec![2, 2]));
+        let conv = node("Conv", 2, std::slice::from_ref(&strides));
+        assert!(conv.is_product_of_patches([2, 2]) && !conv.is_product_of_patches([3, 3]));
+        let grouped = node("Conv", 2, &[strides, ("group", Int(2))]);
+        assert!(!grouped.is_product_of_patches([2, 2]), "groups see nothing of each other");
+        assert!(!node("MatMul", 2, &[]).is_product_of_patches([2, 2]));
+    }
+
+    #[test]
     fn defaults_follow_the_standard() {
         let parse = |op, inputs| Op::parse(&node(op, inputs, &[]), 17).unwrap();
         assert_eq!(parse("Softmax", 1), Op::Softmax { axis: -1 });
