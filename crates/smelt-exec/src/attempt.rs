@@ -686,7 +686,7 @@ fn failed(class: FailureClass, message: String) -> Outcome {
 }
 
 /// Waits for something to read, or the end, for at most `period`.
-fn readable(from: &impl AsFd, period: Duration) -> bool {
+pub(crate) fn readable(from: &impl AsFd, period: Duration) -> bool {
     let mut fds = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
     let timeout = PollTimeout::try_from(period).unwrap_or(PollTimeout::MAX);
     poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)

@@ -13,8 +13,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -25,6 +25,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{AccessFlags, Pid, access, close, getpgid, getppid, setpgid, setsid};
 use smelt_watch::{Disks, Tree, is_stopped};
 
+use crate::attempt::readable;
 use crate::confine::{self, AppliedConfinement, Bounds, Space, TMP};
 use crate::log;
 use crate::order::{INPUTS_FILE, ProcessSpec, ShimOrder, ShimReport, Strict};
@@ -61,6 +62,10 @@ pub fn main(space: Space) -> u8 {
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 /// Whether it is to be killed and not asked.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
+/// Whether a stage is under way, whose time is minded.
+static IS_LEADING: AtomicBool = AtomicBool::new(false);
+/// Whether a stage was killed because its time was over.
+static IS_LATE: AtomicBool = AtomicBool::new(false);
 
 fn lead(space: Space) -> io::Result<()> {
     close_inherited();
@@ -69,18 +74,17 @@ fn lead(space: Space) -> io::Result<()> {
     let shared = confine::prepare(space);
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
-    while let Ok(ShimOrder { order, log, scratch, must_hold, time_max }) = orders.recv() {
+    while let Ok(ShimOrder { order, log, scratch, must_hold, .. }) = orders.recv() {
         let before = Usage::of_children();
         let report = match start(&order, &scratch, must_hold) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
-                let clock = time_max.map(Clock::start);
                 let report = attend(leader, output, &log, &before, disks);
                 ShimReport {
                     writes: Some(held.writes),
                     confined_by: held.way,
                     network: held.network,
-                    late: clock.is_some_and(Clock::end),
+                    late: IS_LATE.load(Ordering::SeqCst),
                     ..report
                 }
             }
@@ -100,6 +104,7 @@ fn lead(space: Space) -> io::Result<()> {
                 log_error: None,
             },
         };
+        IS_LEADING.store(false, Ordering::SeqCst);
         let _ = empty(&scratch);
         shared.empty();
         let mut text = serde_json::to_vec(&report)?;
@@ -342,39 +347,6 @@ fn attend(
     }
 }
 
-/// Minds a stage's time for a supervisor that was stopped, by a debugger or by a signal: time goes on for the stage.  One that is
-/// at work decides by itself, since it knows what time does not count.
-struct Clock {
-    is_over: SyncSender<()>,
-    /// Whether it has ended the stage.
-    thread: JoinHandle<bool>,
-}
-
-impl Clock {
-    fn start(time_max: Duration) -> Self {
-        let (is_over, over) = sync_channel(1);
-        let supervisor = getppid().as_raw().cast_unsigned();
-        let mind = move || {
-            let mut wait = time_max.saturating_add(CLOCK_TICK);
-            while over.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
-                if is_stopped(supervisor) {
-                    kill_tree();
-                    return true;
-                }
-                wait = CLOCK_TICK;
-            }
-            false
-        };
-        Self { is_over, thread: thread::spawn(mind) }
-    }
-
-    /// The stage is over; whether this was why.
-    fn end(self) -> bool {
-        drop(self.is_over);
-        self.thread.join().unwrap_or(false)
-    }
-}
-
 /// Kills what outlived the leader; says how many there were.
 fn end_tree() -> usize {
     // Whatever the leader started comes to us when its parent ends: without a child of ours there is
@@ -398,19 +370,28 @@ fn reap_until(leader: Pid) -> Option<WaitStatus> {
     }
 }
 
-/// Listens to the supervisor until it is gone.
+/// Listens to the supervisor until it is gone, and minds the stage's time meanwhile.
 fn obey(orders: &SyncSender<ShimOrder>) {
     let mut input = io::BufReader::new(io::stdin());
-    let mut line = String::new();
+    let (mut line, mut over_at) = (String::new(), None);
     loop {
         line.clear();
+        if input.buffer().is_empty() {
+            mind(&mut over_at);
+        }
         match (&mut input).take(ORDER_BYTES_MAX).read_line(&mut line) {
             Ok(1..) if line.trim() == "stop" => stop_tree(),
             Ok(1..) if line.trim() == "halt" => halt_tree(),
             Ok(1..) if line.trim() == "go on" => drop(signal_tree(Signal::SIGCONT)),
-            Ok(1..) => match serde_json::from_str(&line) {
+            Ok(1..) => match serde_json::from_str::<ShimOrder>(&line) {
                 // The shim takes the next order only when it has answered the last.
-                Ok(order) => drop(orders.send(order)),
+                Ok(order) => {
+                    IS_LATE.store(false, Ordering::SeqCst);
+                    IS_LEADING.store(true, Ordering::SeqCst);
+                    over_at =
+                        order.time_max.and_then(|max| Instant::now().checked_add(max + CLOCK_TICK));
+                    drop(orders.send(order));
+                }
                 Err(error) => eprintln!("smelt: stage shim: {error}"),
             },
             Ok(0) | Err(_) => {
@@ -418,6 +399,29 @@ fn obey(orders: &SyncSender<ShimOrder>) {
                 IS_LOST.store(true, Ordering::SeqCst);
                 return kill_tree();
             }
+        }
+    }
+}
+/// Minds a stage's time until the supervisor says something, for one that was stopped, by a debugger or by a signal: time goes
+/// on for the stage.  One that is at work decides by itself, since it knows what time does not count.
+fn mind(over_at: &mut Option<Instant>) {
+    let (stdin, supervisor) = (io::stdin(), getppid().as_raw().cast_unsigned());
+    while let Some(at) = *over_at
+        && IS_LEADING.load(Ordering::SeqCst)
+    {
+        // A millisecond more, since waiting counts whole ones: nobody looks again and again within the last.
+        let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        if readable(&stdin, left) {
+            return;
+        }
+        if Instant::now() < at || !IS_LEADING.load(Ordering::SeqCst) {
+            continue;
+        }
+        let is_late = is_stopped(supervisor);
+        IS_LATE.store(is_late, Ordering::SeqCst);
+        *over_at = (!is_late).then(|| Instant::now() + CLOCK_TICK);
+        if is_late {
+            kill_tree();
         }
     }
 }
