@@ -13,10 +13,12 @@ use serde_json::Value;
 use crate::bench::{remove, succeed};
 use crate::ci::cargo;
 use crate::tidy::build_smelt;
-use crate::{python, root, target};
+use crate::{debian, python, root, target};
 
-/// What llama.cpp is compiled with: for this very processor, without its part for pictures.
-const BUILD: [(&str, &str); 1] = [("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF")];
+/// What llama.cpp is compiled with: for this very processor, without its part for pictures, and by clang: what
+/// GCC 12 makes of its tiles of matrices (AMX) faults at the first `ldtilecfg`.
+const BUILD: [(&str, &str); 3] =
+    [("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"), ("CC", "clang"), ("CXX", "clang++")];
 
 /// The release whose sources have the vocabularies; `xtask/cpu/requirements-llama.txt` names the same.
 const PACKAGE: &str = "llama-cpp-python";
@@ -54,6 +56,10 @@ pub(crate) fn run() -> Result<()> {
 /// The Python that has llama.cpp, compiled once; `bench cpu` measures the same.
 pub(crate) fn python() -> Result<PathBuf> {
     let requirements = root().join("xtask/cpu/requirements-llama.txt");
+    debian::need("clang", || debian::runs("clang++", "--version"))?;
+    debian::need("libomp-dev", || {
+        debian::runs("clang", "-fopenmp -include omp.h -x c -fsyntax-only /dev/null")
+    })?;
     python::environment_built("llama", &requirements, &BUILD)
 }
 

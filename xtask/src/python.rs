@@ -22,8 +22,9 @@ pub(crate) fn environment_built(
     requirements: &Path,
     variables: &[(&str, &str)],
 ) -> Result<PathBuf> {
-    let wanted =
+    let pinned =
         fs::read_to_string(requirements).with_context(|| requirements.display().to_string())?;
+    let wanted = mark_of(&pinned, variables);
     let dir = target().join("python").join(name);
     let (python, mark) = (dir.join("bin/python"), dir.join("requirements.txt"));
     if fs::read_to_string(&mark).is_ok_and(|made| made == wanted) {
@@ -44,6 +45,12 @@ pub(crate) fn environment_built(
     // Last, so that an environment half made is made again.
     fs::write(mark, wanted)?;
     Ok(python)
+}
+
+/// What an environment is made of: other variables compile other programs.
+fn mark_of(pinned: &str, variables: &[(&str, &str)]) -> String {
+    let told = variables.iter().map(|(name, value)| format!("# {name}={value}\n"));
+    told.chain([pinned.to_owned()]).collect()
 }
 
 fn make(dir: &Path) -> bool {
