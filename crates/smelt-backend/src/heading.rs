@@ -1,7 +1,8 @@
-//! Reads the heading of an engine: which kind it is of, and for which target.
+//! Reads the heading of an engine: which kind it is of, for which target, and for which devices.
 //!
 //! Every back end's `engine.json` begins so, whatever else it holds.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -25,6 +26,14 @@ pub struct Heading {
     pub kind: String,
     /// What runs it: `cpu`, …
     pub target: String,
+    /// The facts about the device on which it depends, by the words of pipelines, as they were where it was built;
+    /// none of engines that run on any.
+    #[serde(default)]
+    pub device: BTreeMap<String, String>,
+    /// Bytes of a device's memory that it takes at least; nothing of engines that live in the host's, which others
+    /// measure.
+    #[serde(default)]
+    pub device_bytes: Option<u64>,
 }
 
 impl Heading {

@@ -1,9 +1,9 @@
 //! The contract of engines: what a back end opens, and how it is asked.
 //!
-//! A back end is a row ([`Row`]): by which word `engine.json` calls what it builds, and what opens that.  What comes of it is a
-//! [`Decoder`], which takes tokens and gives tokens, or a [`Graph`], which takes numbers and gives numbers; a
-//! [`VisionEngine`] is a graph that is known to take images.  Everything else here is plain data.  Knows no back end, no
-//! request and no file but the heading of `engine.json`.
+//! A back end is a row ([`Row`]): by which word `engine.json` calls what it builds, which facts about a device that depends
+//! on, and what opens it.  What comes of it is a [`Decoder`], which takes tokens and gives tokens, or a [`Graph`], which
+//! takes numbers and gives numbers; a [`VisionEngine`] is a graph that is known to take images.  Everything else here is
+//! plain data.  Knows no back end, no request and no file but the heading of `engine.json`.
 
 mod decoder;
 mod device;
@@ -27,7 +27,7 @@ pub use decoder::{
     Adapter, Answer, Decoder, DecoderFacts, ImageEmbeds, Limits, LogitRows, MAX_SEQ_LEN_MAX,
     MAX_SLOTS_MAX, RunError, Scores, SlotInput, Want,
 };
-pub use device::{Device, NoEngine, choose};
+pub use device::{Device, NoEngine, choose, misfit};
 pub use graph::{
     Constant, DeviceValue, Graph, GraphError, GraphInput, GraphOutput, Pending, Tensor, Value,
 };

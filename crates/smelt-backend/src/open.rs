@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::NoEngine;
+
 /// Why a directory could not be opened as an engine.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -54,6 +56,22 @@ pub enum OpenError {
         asked: usize,
         /// Tokens that there may be.
         positions: usize,
+    },
+    /// The engine was built for another device.
+    #[error("{} is no engine for this device: {why}; build it here", path.display())]
+    OtherDevice {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        why: String,
+    },
+    /// None of the engines that a file names for several devices runs on this one.
+    #[error("{}: {why}", path.display())]
+    NoEngine {
+        /// The file that names them.
+        path: PathBuf,
+        /// Why none does.
+        why: NoEngine,
     },
     /// What executes the engine is not on this machine.
     #[error("{0}")]

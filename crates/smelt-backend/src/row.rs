@@ -1,10 +1,12 @@
 //! Opens an engine by what its heading says: a table of back ends, and the row that matches.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
+use crate::device::{choose, misfit};
 use crate::grid::Grid;
 use crate::heading::ENGINE_FILE;
-use crate::{Decoder, Graph, Heading, KvOptions, OpenError, VisionEngine};
+use crate::{Decoder, Device, Graph, Heading, KvOptions, OpenError, VisionEngine};
 
 /// Graphs of one directory, with the size of pictures that each is for where there is a list of them.
 pub type Graphs = Vec<(Option<Grid>, Box<dyn Graph>)>;
@@ -28,15 +30,70 @@ pub struct Row {
     pub kind: &'static str,
     /// What `engine.json` calls the target.
     pub target: &'static str,
+    /// What pipelines call the back end that builds it.
+    pub backend: &'static str,
+    /// The facts about a device on which what it builds depends, by the words of pipelines: none where it runs on any.
+    /// They enter the keys of its stages, and what they were enters the heading of its engines.
+    pub facts: &'static [&'static str],
     /// What opens it.
     pub opens: Opens,
 }
 
-/// The kinds of engines that can be opened.
+/// The kinds of engines that can be opened, and the device that opens them.
 #[derive(Clone, Copy, Debug)]
-pub struct Backends(pub &'static [Row]);
+pub struct Backends {
+    rows: &'static [Row],
+    device: fn() -> Device,
+}
 
 impl Backends {
+    /// Those of `rows`, on a device of which nothing is known.  Of two targets that both run, the first is the better one.
+    pub const fn new(rows: &'static [Row]) -> Self {
+        Self { rows, device: Device::default }
+    }
+
+    /// The same on a device whose facts and memory `device` finds, which is asked where an engine depends on them.
+    #[must_use]
+    pub const fn on(self, device: fn() -> Device) -> Self {
+        Self { rows: self.rows, device }
+    }
+
+    /// Every fact about a device on which engines of some back end depend.
+    pub fn facts(self) -> BTreeSet<&'static str> {
+        self.rows.iter().flat_map(|row| row.facts).copied().collect()
+    }
+
+    /// The facts on which stages depend whose back end pipelines call so; none of a word that no row has.
+    pub fn facts_of(self, backend: &str) -> BTreeSet<&'static str> {
+        let own = self.rows.iter().filter(|row| row.backend == backend);
+        own.flat_map(|row| row.facts).copied().collect()
+    }
+
+    /// Of engines that answer alike, in the directories that `file` names, the one that this device runs best.  An only
+    /// one is not looked at.
+    ///
+    /// # Errors
+    /// When a heading cannot be read, or this device runs none of them.
+    pub fn choose<'a>(self, file: &Path, dirs: &'a [PathBuf]) -> Result<&'a Path, OpenError> {
+        if let [dir] = dirs {
+            return Ok(dir);
+        }
+        let headings = dirs.iter().map(|dir| Heading::read(dir)).collect::<Result<Vec<_>, _>>()?;
+        let at = choose(&headings, &self.device());
+        Ok(&dirs[at.map_err(|why| OpenError::NoEngine { path: file.to_owned(), why })?])
+    }
+
+    /// What runs here, with the targets of the rows in their order.
+    fn device(self) -> Device {
+        let mut targets: Vec<String> = Vec::new();
+        for row in self.rows {
+            if !targets.iter().any(|target| target == row.target) {
+                targets.push(row.target.to_owned());
+            }
+        }
+        Device { targets, ..(self.device)() }
+    }
+
     /// Opens the decoder in `dir`, with keys and values kept as `kv` says.
     ///
     /// # Errors
@@ -78,18 +135,28 @@ impl Backends {
 
     /// The row of the engine in `dir`; `wanted` is the kind that messages name.
     fn row(self, dir: &Path, wanted: &'static str) -> Result<&'static Row, OpenError> {
-        let Heading { kind, target, .. } = Heading::read(dir)?;
-        if let Some(row) = self.0.iter().find(|row| row.kind == kind && row.target == target) {
-            return Ok(row);
+        let heading = Heading::read(dir)?;
+        let Heading { kind, target, .. } = &heading;
+        if let Some(row) = self.rows.iter().find(|row| row.kind == kind && row.target == target) {
+            return self.fits(dir, &heading).map(|()| row);
         }
         let mut of_kind =
-            self.0.iter().filter(|row| row.kind == kind).map(|row| row.target).peekable();
+            self.rows.iter().filter(|row| row.kind == kind).map(|row| row.target).peekable();
         if of_kind.peek().is_none() {
-            return Err(other(dir, &kind, wanted));
+            return Err(other(dir, kind, wanted));
         }
         let known: Vec<String> = of_kind.map(|target| format!("{target:?}")).collect();
         let problem = format!("target {target:?} is not {}", known.join(" or "));
         Err(OpenError::NotAnEngine { path: dir.join(ENGINE_FILE), problem })
+    }
+
+    /// Whether this device is one that the engine in `dir` was built for; nothing is asked of it where that runs on any.
+    fn fits(self, dir: &Path, heading: &Heading) -> Result<(), OpenError> {
+        if heading.device.is_empty() && heading.device_bytes.is_none() {
+            return Ok(());
+        }
+        let other = |why| OpenError::OtherDevice { path: dir.join(ENGINE_FILE), why };
+        misfit(heading, &self.device()).map_or(Ok(()), |why| Err(other(why)))
     }
 }
 
@@ -118,4 +185,92 @@ pub fn only_graph<G>(
 /// The refusal of an engine that is of another kind.
 fn other(dir: &Path, found: &str, wanted: &'static str) -> OpenError {
     OpenError::OtherKind { path: dir.join(ENGINE_FILE), found: found.to_owned(), wanted }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn nothing(_: &Path) -> Result<Graphs, OpenError> {
+        Ok(Vec::new())
+    }
+
+    const fn row(target: &'static str, facts: &'static [&'static str]) -> Row {
+        Row { kind: "graph", target, backend: target, facts, opens: Opens::Graphs(nothing) }
+    }
+
+    /// Made-up back ends: a vendor's, one of ours for GPUs, and the processor's.
+    const MADE_UP: &[Row] = &[
+        row("tensorrt", &["sm", "tensorrt", "cuda", "gpu-driver"]),
+        row("cuda", &["sm", "nvcc"]),
+        row("cpu", &[]),
+    ];
+    const ROWS: Backends = Backends::new(MADE_UP);
+
+    fn orin() -> Device {
+        let facts = [("sm", "87"), ("tensorrt", "10.3.0")];
+        let facts = facts.map(|(fact, value)| (fact.to_owned(), value.to_owned())).into();
+        Device { facts, memory_bytes: Some(8 << 30), ..Device::default() }
+    }
+
+    /// An engine's directory of which there is the heading alone.
+    fn engine(folder: &Path, name: &str, target: &str, more: &str) -> PathBuf {
+        let dir = folder.join(name);
+        fs::create_dir(&dir).unwrap();
+        let text =
+            format!("{{\"format\": 1, \"kind\": \"graph\", \"target\": \"{target}\"{more}}}");
+        fs::write(dir.join(ENGINE_FILE), text).unwrap();
+        dir
+    }
+
+    #[test]
+    fn each_back_end_says_what_it_depends_on() {
+        assert_eq!(ROWS.facts_of("cpu"), BTreeSet::new());
+        assert_eq!(ROWS.facts_of("cuda"), BTreeSet::from(["nvcc", "sm"]));
+        assert_eq!(ROWS.facts_of("none of them"), BTreeSet::new());
+        assert_eq!(ROWS.facts().len(), 5, "each once");
+    }
+
+    #[test]
+    fn a_device_opens_the_engine_that_was_built_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let engine = |name, target, more| engine(folder.path(), name, target, more);
+        let cpu = engine("a", "cpu", "");
+        let trt =
+            engine("b", "tensorrt", ", \"device\": {\"sm\": \"87\", \"tensorrt\": \"10.3.0\"}");
+        let newer = engine("c", "tensorrt", ", \"device\": {\"tensorrt\": \"10.7.0\"}");
+        let large = engine("d", "cuda", ", \"device_bytes\": 17179869184");
+        let file = Path::new("deployment.json");
+        let chosen = |backends: Backends, dirs: &[&PathBuf]| {
+            let dirs: Vec<PathBuf> = dirs.iter().map(|dir| (*dir).clone()).collect();
+            backends.choose(file, &dirs).map(Path::to_owned).map_err(|error| error.to_string())
+        };
+        let on_orin = ROWS.on(orin);
+        assert_eq!(chosen(on_orin, &[&cpu, &newer, &large, &trt]), Ok(trt.clone()));
+        assert_eq!(chosen(on_orin, &[&newer, &large, &cpu]), Ok(cpu.clone()));
+        assert_eq!(chosen(ROWS, &[&trt, &cpu]), Ok(cpu.clone()), "nothing is known of the device");
+        let error = chosen(on_orin, &[&newer, &large]).unwrap_err();
+        assert!(error.starts_with("deployment.json: no engine fits this device (tensorrt: it"));
+        assert_eq!(chosen(on_orin, &[&newer]), Ok(newer.clone()), "who opens it is told");
+        let refused = on_orin.graphs(&newer).unwrap_err().to_string();
+        let words = "c/engine.json is no engine for this device: it wants tensorrt 10.7.0, here 10.3.0; build it here";
+        assert!(refused.ends_with(words), "{refused}");
+        assert!(on_orin.graphs(&trt).is_ok() && on_orin.graphs(&large).is_err());
+    }
+
+    #[test]
+    fn who_runs_on_any_device_asks_nothing_of_it() {
+        fn unasked() -> Device {
+            panic!("an engine for processors depends on no device")
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let cpu = engine(folder.path(), "a", "cpu", "");
+        let backends = ROWS.on(unasked);
+        let dirs = [cpu.clone()];
+        assert_eq!(backends.choose(Path::new("d"), &dirs).unwrap(), cpu);
+        assert!(backends.graphs(&cpu).is_ok());
+        assert!(matches!(backends.graph(&cpu), Err(OpenError::Damaged { .. })));
+    }
 }

@@ -10,12 +10,22 @@ use crate::llm::{self, LlmEngine};
 use crate::onnxruntime::{self, OnnxruntimeEngine};
 
 /// The native engines and ONNX Runtime.
-pub const BACKENDS: Backends = Backends(&[
-    Row { kind: llm::KIND, target: TARGET, opens: Opens::Decoder(open_decoder) },
-    Row { kind: graph::KIND, target: TARGET, opens: Opens::Graphs(open_graphs) },
-    Row { kind: graph::GRIDS_KIND, target: TARGET, opens: Opens::Graphs(open_graphs) },
-    Row { kind: onnxruntime::KIND, target: TARGET, opens: Opens::Graphs(open_onnxruntime) },
-]);
+pub const BACKENDS: Backends = Backends::new(ROWS);
+
+const ROWS: &[Row] = &[
+    on_any(llm::KIND, NATIVE, Opens::Decoder(open_decoder)),
+    on_any(graph::KIND, NATIVE, Opens::Graphs(open_graphs)),
+    on_any(graph::GRIDS_KIND, NATIVE, Opens::Graphs(open_graphs)),
+    on_any(onnxruntime::KIND, "onnxruntime", Opens::Graphs(open_onnxruntime)),
+];
+
+/// What pipelines call the engines of our own.
+const NATIVE: &str = "native";
+
+/// Engines for processors depend on no device: what suits one is found when they run.
+const fn on_any(kind: &'static str, backend: &'static str, opens: Opens) -> Row {
+    Row { kind, target: TARGET, backend, facts: &[], opens }
+}
 
 fn open_decoder(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
     Ok(Box::new(LlmEngine::open_with(dir, kv)?))
