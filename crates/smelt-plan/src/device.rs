@@ -1,13 +1,13 @@
 //! Names the facts about a device that a stage's result can depend on.
 //!
-//! A stage declares the facts it depends on and only those enter its keys, so that boards share
-//! whatever they can.  How a fact is found out is not known here.
+//! A stage declares the facts it depends on, and its back end may name more; only those enter its keys, so that boards
+//! share whatever they can.  How a fact is found out is not known here.
 
 use std::collections::BTreeMap;
 
 /// The facts, by the words of the pipeline file; a new one goes to the end.
-pub const FACTS: [&str; 8] =
-    ["arch", "cpu", "gpu", "gpu-driver", "cuda", "tensorrt", "l4t", "kernel"];
+pub const FACTS: [&str; 10] =
+    ["arch", "cpu", "gpu", "gpu-driver", "cuda", "tensorrt", "l4t", "kernel", "sm", "nvcc"];
 
 /// What a fact is worth where the device has no such thing: also an answer.
 pub const ABSENT: &str = "none";

@@ -42,6 +42,8 @@ pub enum Kind {
 pub enum Takes {
     /// The name of a stage of one of these kinds: an edge.
     Stage(&'static [Kind]),
+    /// The same, or a non-empty list of such names: engines for several devices, an edge each.
+    Stages(&'static [Kind]),
     /// `hf:ORG/NAME[@REV][:FILE]`, `path:DIR` or `synthetic:NAME`.
     Source,
     /// `path:FILE` or `path:DIR`: an edge.
@@ -102,6 +104,11 @@ const fn field(name: &'static str, takes: Takes, absent: Absent) -> Field {
 const CHECKPOINT: Takes = Takes::Stage(&[Kind::Source, Kind::Command]);
 const ENGINE: Takes = Takes::Stage(&[Kind::EngineBuild, Kind::Command]);
 const LLM_ENGINE: Takes = Takes::Stage(&[Kind::LlmEngineBuild, Kind::Command]);
+/// Engines that answer alike, of which each device runs one.
+const ENGINES: Takes = Takes::Stages(&[Kind::EngineBuild, Kind::Command]);
+const LLM_ENGINES: Takes = Takes::Stages(&[Kind::LlmEngineBuild, Kind::Command]);
+/// The field that names what builds and runs an engine.
+pub const BACKEND: &str = "backend";
 /// The longest sequence that a configuration of the families here declares (Llama 3.1).
 const SEQ_LEN_MAX: u64 = 131_072;
 /// Slots share one pass over the weights; more than this is a server farm, not a board.
@@ -185,19 +192,19 @@ const QUANTIZE: &[Field] = &[
 ];
 const ENGINE_BUILD: &[Field] = &[
     field("onnx", GRAPH, Absent::Refused),
-    field("backend", Takes::Choice(&["native", "onnxruntime"]), Absent::Word("native")),
+    field(BACKEND, Takes::Choice(&["native", "onnxruntime"]), Absent::Word("native")),
     field("precision", Takes::Choice(&["f32", "int8"]), Absent::Word("f32")),
     field("tactics", Takes::Stage(&[Kind::Tune, Kind::Command]), Absent::Nothing),
 ];
 /// What it finds depends on the machine alone.
-const TUNE: &[Field] = &[field("backend", Takes::Choice(&["native"]), Absent::Word("native"))];
+const TUNE: &[Field] = &[field(BACKEND, Takes::Choice(&["native"]), Absent::Word("native"))];
 const LLM_ENGINE_BUILD: &[Field] = &[
     field(
         "checkpoint",
         Takes::Stage(&[Kind::Quantize, Kind::Source, Kind::Command]),
         Absent::Refused,
     ),
-    field("backend", Takes::Choice(&["native"]), Absent::Word("native")),
+    field(BACKEND, Takes::Choice(&["native"]), Absent::Word("native")),
     field("max-seq-len", Takes::Count(1, SEQ_LEN_MAX), Absent::Number(1024)),
     field("max-slots", Takes::Count(1, SLOTS_MAX), Absent::Number(1)),
     field("tactics", Takes::Stage(&[Kind::Tune, Kind::Command]), Absent::Nothing),
@@ -224,9 +231,9 @@ const CLIP: [&str; 3] = ["clip", "clip-vision", "clip-text"];
 const DEPLOYMENT: &[Field] = &[
     field("model", Takes::Text, Absent::Word("internvl3")),
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("vision", ENGINE, Absent::Nothing),
-    field("llm", LLM_ENGINE, Absent::Nothing),
-    field("encoder", ENGINE, Absent::Nothing),
+    field("vision", ENGINES, Absent::Nothing),
+    field("llm", LLM_ENGINES, Absent::Nothing),
+    field("encoder", ENGINES, Absent::Nothing),
     field("max-seq-len", Takes::Count(2, SEQ_LEN_MAX), Absent::Nothing),
     field("slots", Takes::Count(1, SLOTS_MAX), Absent::Nothing),
     field("tiles", Takes::Count(1, TILES_MAX), Absent::Nothing),
@@ -234,8 +241,8 @@ const DEPLOYMENT: &[Field] = &[
     field("thresholds", Takes::Texts, Absent::Nothing),
     field("image-tokens", Takes::Count(1, IMAGE_TOKENS_MAX), Absent::Nothing),
     field("clip", CHECKPOINT, Absent::Nothing),
-    field("clip-vision", ENGINE, Absent::Nothing),
-    field("clip-text", ENGINE, Absent::Nothing),
+    field("clip-vision", ENGINES, Absent::Nothing),
+    field("clip-text", ENGINES, Absent::Nothing),
     field("verified", Takes::Stage(&[Kind::Verify]), Absent::Nothing),
 ];
 /// Where a program may write besides its working directory.
@@ -309,7 +316,7 @@ const COMMAND: &[Field] = &[
 /// Precisions are the native engine's: another back end takes the graph as it is.
 fn foreign_precision(params: &BTreeMap<String, Value>) -> Option<(String, String)> {
     let word = |name: &str| params.get(name).and_then(Value::as_str);
-    let (backend, precision) = (word("backend")?, word("precision")?);
+    let (backend, precision) = (word(BACKEND)?, word("precision")?);
     let message = || {
         format!(
             "\"precision\": \"{precision}\" is of backend = \"native\"; {backend} takes weights as they are in the graph"

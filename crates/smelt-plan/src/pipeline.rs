@@ -22,7 +22,7 @@ use serde_json::Value;
 use toml::de::DeTable;
 
 use crate::device;
-use crate::kind::{Kind, STRICT};
+use crate::kind::{BACKEND, Kind, STRICT};
 use crate::name::StageName;
 use crate::quantity;
 use crate::retry::Retry;
@@ -81,13 +81,22 @@ pub struct StageSpec {
     pub limits: Limits,
     /// How much it takes of what stages share, while it runs.
     pub resources: BTreeMap<String, u64>,
-    /// The facts about the device that its result depends on, as it names them.
+    /// The facts about the device that its result depends on, in the order of the table of facts.
     pub device: Vec<&'static str>,
     /// How often it is tried, and what changes in between.
     pub retry: Retry,
     /// It minds the kills of its children itself, so what it makes after one is kept.  Enters no key,
     /// as limits do not.
     pub survives_kills: bool,
+}
+
+impl StageSpec {
+    /// The back ends that build or tune it, those of later attempts too.
+    fn backends(&self) -> impl Iterator<Item = &str> {
+        let later = self.retry.escalate.iter().map(|step| &step.params);
+        let all = std::iter::once(&self.params).chain(later);
+        all.filter_map(|params| params.get(BACKEND)?.as_str())
+    }
 }
 
 /// An edge as written.
@@ -213,6 +222,16 @@ impl Pipeline {
     fn named<'a>(&'a self, name: impl Fn(&'a InputRef) -> Option<&'a str>) -> BTreeSet<&'a str> {
         let inputs = self.stages.iter().flat_map(|stage| &stage.inputs);
         inputs.filter_map(|input| name(&input.from)).collect()
+    }
+
+    /// Lets every stage depend on the facts about the device that `facts` names for its back end, besides those that it
+    /// declares; one that both name is there once.
+    pub fn depend(&mut self, facts: impl Fn(&str) -> BTreeSet<&'static str>) {
+        for stage in &mut self.stages {
+            let more: BTreeSet<&'static str> = stage.backends().flat_map(&facts).collect();
+            let is_named = |fact: &&str| stage.device.contains(fact) || more.contains(fact);
+            stage.device = device::FACTS.into_iter().filter(is_named).collect();
+        }
     }
 
     /// An error at `place` of this file.

@@ -474,7 +474,9 @@ fn check_kind(
     found: &StageSpec,
 ) -> Result<(), PipelineError> {
     let field = stage.kind.fields().iter().find(|field| field.name == input.field);
-    let Some(Takes::Stage(kinds)) = field.map(|field| field.takes) else { return Ok(()) };
+    let Some(Takes::Stage(kinds) | Takes::Stages(kinds)) = field.map(|field| field.takes) else {
+        return Ok(());
+    };
     if kinds.contains(&found.kind) {
         return Ok(());
     }

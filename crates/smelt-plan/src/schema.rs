@@ -231,6 +231,13 @@ fn of_value(takes: Takes) -> Value {
             value["description"] = json!(format!("a stage of kind {}", names.join(" or ")));
             value
         }
+        Takes::Stages(kinds) => {
+            let one = of_value(Takes::Stage(kinds));
+            let what = one["description"].as_str().unwrap_or_default();
+            let what = format!("{what}, or a list of such for several devices");
+            let several = json!({ "type": "array", "minItems": 1, "items": one });
+            json!({ "anyOf": [one, several], "description": what })
+        }
         Takes::Source => or_param(json!({ "type": "string", "pattern": "^(hf|path|synthetic):." })),
         Takes::Path => or_param(json!({ "type": "string", "pattern": "^path:." })),
         Takes::Text => json!({ "type": "string" }),

@@ -20,7 +20,7 @@ const TEXT_BYTES_MAX: usize = 128 << 10;
 impl Takes {
     /// Whether the field names other stages or paths.
     pub(crate) fn is_edge(self) -> bool {
-        matches!(self, Self::Stage(_) | Self::Inputs | Self::Source | Self::Path)
+        matches!(self, Self::Stage(_) | Self::Stages(_) | Self::Inputs | Self::Source | Self::Path)
     }
 }
 
@@ -85,6 +85,10 @@ fn read_field(
             inputs.push(input(stage(item, &text(item, params)?)?));
             return Ok(());
         }
+        Takes::Stages(_) => {
+            inputs.extend(stages(field, item, params)?);
+            return Ok(());
+        }
         Takes::Source => match source(item, text(item, params)?)? {
             Source::Outside(from) => {
                 inputs.push(input(from));
@@ -141,6 +145,27 @@ pub(super) fn text(item: &Item<'_>, params: &Scope<'_>) -> Result<String, Pipeli
 
 fn stage(item: &Item<'_>, name: &str) -> Result<InputRef, PipelineError> {
     StageName::parse(name).map(InputRef::Stage).map_err(|error| item.error(error.to_string()))
+}
+
+/// A name, or a list of names.
+fn stages(
+    field: &Field,
+    item: &Item<'_>,
+    params: &Scope<'_>,
+) -> Result<Vec<InputSpec>, PipelineError> {
+    let named = |item: &Item<'_>| -> Result<InputSpec, PipelineError> {
+        let from = stage(item, &text(item, params)?)?;
+        let place = item.source.place(item.offset);
+        Ok(InputSpec { field: field.name, place, from, known_as: None })
+    };
+    if !matches!(item.value, DeValue::Array(_)) {
+        return Ok(vec![named(item)?]);
+    }
+    let list: Vec<InputSpec> = item.list()?.iter().map(named).collect::<Result<_, _>>()?;
+    if list.is_empty() {
+        return Err(item.error(format!("\"{}\" must not be empty", item.key)));
+    }
+    Ok(list)
 }
 
 fn stage_or_path(item: &Item<'_>, text: String) -> Result<InputRef, PipelineError> {

@@ -473,6 +473,57 @@ fn device_facts_are_words_of_a_table() {
 }
 
 #[test]
+fn what_a_back_end_depends_on_joins_what_a_stage_declares() {
+    let text = "smelt = 1\nname = \"d\"\n[stage.c]\nkind = \"source\"\nfrom = \"path:c\"\n\
+        [stage.o]\nkind = \"onnx-export\"\ncheckpoint = \"c\"\n\
+        [stage.e]\nkind = \"engine-build\"\nonnx = \"o\"\ndevice = [\"tensorrt\", \"arch\"]\n\
+        [stage.l]\nkind = \"llm-engine-build\"\ncheckpoint = \"c\"\n\
+        [stage.t]\nkind = \"engine-build\"\nonnx = \"o\"\n\
+        retry = { attempts = 2, escalate = [{ backend = \"onnxruntime\" }] }\n";
+    let mut pipeline = parse(text, &[]).unwrap();
+    let before = pipeline.clone();
+    pipeline.depend(|_| BTreeSet::new());
+    assert_eq!(pipeline, before, "what runs on any device depends on none");
+    pipeline.depend(|backend| match backend {
+        "native" => BTreeSet::from(["sm", "tensorrt"]),
+        "onnxruntime" => BTreeSet::from(["nvcc", "sm"]),
+        _ => BTreeSet::new(),
+    });
+    let device = |at: usize| pipeline.stages[at].device.clone();
+    assert_eq!((device(0), device(1)), (Vec::new(), Vec::new()), "no back end has a part in them");
+    assert_eq!(device(2), ["arch", "tensorrt", "sm"], "each once, in the order of the table");
+    assert_eq!(device(3), ["tensorrt", "sm"]);
+    assert_eq!(
+        device(4),
+        ["tensorrt", "sm", "nvcc"],
+        "what a later attempt may be built by counts"
+    );
+}
+
+#[test]
+fn a_deployment_names_one_engine_or_several() {
+    let text = |llm: &str| {
+        format!(
+            "smelt = 1\nname = \"d\"\n[stage.d]\nkind = \"deployment\"\ncheckpoint = \"c\"\n\
+             llm = {llm}\n"
+        )
+    };
+    let named = |llm: &str| {
+        let inputs = parse(&text(llm), &[]).unwrap().stages.remove(0).inputs;
+        let named = inputs.into_iter().filter(|input| input.field == "llm");
+        named.map(|input| input.from).collect::<Vec<_>>()
+    };
+    let stage = |name: &str| InputRef::Stage(StageName::parse(name).unwrap());
+    assert_eq!(named("\"gpu\""), [stage("gpu")]);
+    assert_eq!(named("[\"gpu\"]"), [stage("gpu")]);
+    assert_eq!(named("[\"gpu\", \"cpu\"]"), [stage("gpu"), stage("cpu")]);
+    let error = parse(&text("[]"), &[]).unwrap_err().to_string();
+    assert!(error.starts_with("p.toml:6:7: \"llm\" must not be empty"), "{error}");
+    let error = parse(&text("[\"gpu\", 1]"), &[]).unwrap_err().to_string();
+    assert!(error.starts_with("p.toml:6:15: \"llm\" must be a text in quotes"), "{error}");
+}
+
+#[test]
 fn a_large_pipeline_is_read_by_several_threads_as_by_one() {
     let text = |wrong: &[usize]| {
         let stage = |n: usize| {

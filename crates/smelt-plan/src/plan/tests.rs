@@ -147,3 +147,92 @@ fn a_commit_is_in_the_keys_and_its_branch_and_place_are_not() {
         assert!(base.0 != other.0 && base.1 != other.1);
     }
 }
+
+/// A decoder that a back end builds from a checkpoint, and what serves it.
+const ENGINE: &str = "smelt = 1\nname = \"t\"\n[stage.c]\nkind = \"source\"\nfrom = \"synthetic:x\"\n\
+    [stage.e]\nkind = \"llm-engine-build\"\ncheckpoint = \"c\"\n\
+    [stage.d]\nkind = \"deployment\"\ncheckpoint = \"c\"\nllm = \"e\"\n";
+
+/// The plan of it on a device, by a back end that depends on so much of that.
+fn built_by(text: &str, facts: &'static [&'static str], device: &[(&'static str, &str)]) -> Plan {
+    let mut pipeline = Pipeline::parse("t.toml", text, &Overrides::default()).unwrap();
+    pipeline.depend(|_| facts.iter().copied().collect());
+    let device = device.iter().map(|&(fact, value)| (fact, value.to_owned())).collect();
+    Plan::build(&pipeline, &Pins { device, ..Pins::default() }).unwrap()
+}
+
+#[test]
+fn what_a_back_end_depends_on_enters_both_keys_of_what_it_builds_and_is_named() {
+    const VENDOR: &[&str] = &["sm", "tensorrt", "cuda", "gpu-driver"];
+    let orin = [("sm", "87"), ("tensorrt", "10.3.0"), ("kernel", "5.15")];
+    let newer = [("sm", "87"), ("tensorrt", "10.7.0"), ("kernel", "6.8")];
+    let output = |_| Digest::from_bytes([1; 32]);
+    let keys = |plan: &Plan, name: &str| {
+        let id = plan.find(name).unwrap();
+        (plan.stage(id).recipe_key, plan.content_key(id, output))
+    };
+    let (before, after) = (built_by(ENGINE, VENDOR, &orin), built_by(ENGINE, VENDOR, &newer));
+    let (then, now) = (keys(&before, "e"), keys(&after, "e"));
+    assert!(then.0 != now.0 && then.1 != now.1, "another TensorRT builds another engine");
+    assert_eq!(keys(&before, "c"), keys(&after, "c"), "no back end has a part in a checkpoint");
+    // An engine that is equal all the same stops the wave.
+    assert_eq!(keys(&before, "d").1, keys(&after, "d").1);
+
+    let fields = |plan: &Plan| plan.content_fields(plan.find("e").unwrap(), output);
+    let differs = crate::explain::differences(&fields(&before), &fields(&after));
+    let names: Vec<&str> = differs.iter().map(|differs| differs.name.as_str()).collect();
+    assert_eq!(names, ["device tensorrt"], "and not the kernel, on which it does not depend");
+    assert_eq!(differs[0].before.as_deref(), Some("10.3.0"));
+    assert_eq!(differs[0].now.as_deref(), Some("10.7.0"));
+    let lacks = built_by(ENGINE, VENDOR, &[]);
+    let (_, stage) = lacks.stages().nth(1).unwrap();
+    assert!(stage.device.iter().all(|(_, value)| value == device::ABSENT));
+    assert_eq!(stage.device.len(), VENDOR.len());
+}
+
+#[test]
+fn what_depends_on_no_device_has_the_keys_it_always_had() {
+    let keys = |plan: &Plan| plan.stages().map(|(_, stage)| stage.recipe_key).collect::<Vec<_>>();
+    let untouched = Pipeline::parse("t.toml", ENGINE, &Overrides::default()).unwrap();
+    let untouched = keys(&Plan::build(&untouched, &Pins::default()).unwrap());
+    assert_eq!(keys(&built_by(ENGINE, &[], &[("sm", "87")])), untouched);
+    assert_ne!(keys(&built_by(ENGINE, &["sm"], &[("sm", "87")])), untouched);
+}
+
+#[test]
+fn a_fact_that_the_file_and_the_back_end_name_is_in_the_key_once() {
+    let declared = ENGINE.replace(
+        "checkpoint = \"c\"\n[stage.d]",
+        "checkpoint = \"c\"\ndevice = [\"sm\"]\n[stage.d]",
+    );
+    assert_ne!(declared, ENGINE);
+    let device = [("sm", "87"), ("cuda", "12.6.11")];
+    let keys = |text: &str, facts| {
+        let plan = built_by(text, facts, &device);
+        let (_, stage) = plan.stages().nth(1).unwrap();
+        (stage.device.clone(), stage.recipe_key)
+    };
+    assert_eq!(keys(&declared, &["cuda", "sm"]), keys(ENGINE, &["sm", "cuda"]));
+    assert_eq!(keys(&declared, &[]), keys(ENGINE, &["sm"]));
+}
+
+#[test]
+fn engines_for_several_devices_are_an_edge_each_and_one_is_keyed_as_before() {
+    let of = |llm: &str| {
+        let other = "[stage.f]\nkind = \"llm-engine-build\"\ncheckpoint = \"c\"\nmax-slots = 2\n";
+        let text = ENGINE.replace("llm = \"e\"", &format!("llm = {llm}")) + other;
+        let plan = built_by(&text, &[], &[]);
+        let id = plan.find("d").unwrap();
+        (plan.stage(id).recipe_key, plan.content_fields(id, |_| Digest::from_bytes([1; 32])))
+    };
+    let (alone, fields) = of("\"e\"");
+    assert_eq!((alone, fields), of("[\"e\"]"));
+    let (both, fields) = of("[\"e\", \"f\"]");
+    let names: Vec<&str> = fields.iter().map(|(name, _)| name.as_str()).collect();
+    assert!(names.ends_with(&["input checkpoint", "input llm", "input llm #2"]), "{names:?}");
+    assert!(both != alone && both != of("[\"f\", \"e\"]").0, "their order is the order of choice");
+    let wrong = ENGINE.replace("llm = \"e\"", "llm = [\"e\", \"c\"]");
+    let pipeline = Pipeline::parse("t.toml", &wrong, &Overrides::default()).unwrap();
+    let error = Plan::build(&pipeline, &Pins::default()).unwrap_err().to_string();
+    assert!(error.contains("takes a stage of kind llm-engine-build or command"), "{error}");
+}
