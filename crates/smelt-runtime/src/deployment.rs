@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use smelt_backend::{Backends, Decoder, ENGINE_FILE, KvOptions, OpenError, VisionEngine};
 
 use crate::dialect::Dialect;
+pub use crate::engine_dirs::DEPLOYMENT_FILE;
+use crate::engine_dirs::EngineDirs;
 use crate::grammar::{Compiler, CompilerError};
 use crate::identity::{Identity, Naming};
 use crate::image::{By, Cutting, ImageOptions, ImageProcessor, Router};
@@ -23,9 +25,6 @@ use crate::similarity::{self, Similarity};
 use crate::template::{self, ContentFormat, Template, TemplateError};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
 use crate::vision::Vision;
-
-/// The file that makes a directory a deployment.
-pub const DEPLOYMENT_FILE: &str = "deployment.json";
 
 /// Files of a checkpoint that decide how texts are read and answers end, where it has them.
 pub const TEXT_FILES: [&str; 6] = [
@@ -147,9 +146,9 @@ pub struct Spec {
     /// The directory of the vision engine, or of those for several grids, relative to the deployment; with
     /// `image` and `image_tokens`, or without both where texts alone are read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub vision: Option<String>,
+    pub vision: Option<EngineDirs>,
     /// The language model engine's directory, relative to the deployment.
-    pub llm: String,
+    pub llm: EngineDirs,
     /// How pictures are prepared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<Cutting>,
@@ -197,7 +196,26 @@ impl Serving {
     }
 }
 
+/// The directories of the engines that a device runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Engines {
+    /// That which sees, of models that do.
+    pub vision: Option<PathBuf>,
+    /// That which speaks.
+    pub llm: PathBuf,
+}
+
 impl Spec {
+    /// Which engines the device of `backends` runs, of a deployment at `at`.
+    ///
+    /// # Errors
+    /// As [`EngineDirs::chosen`].
+    pub fn engines(&self, backends: Backends, at: &Path) -> Result<Engines, OpenError> {
+        let chosen = |dirs: &EngineDirs| dirs.chosen(backends, at);
+        let vision = self.vision.as_ref().map(chosen).transpose()?;
+        Ok(Engines { vision, llm: chosen(&self.llm)? })
+    }
+
     /// What stands for a picture in prompts, of models that see.
     fn picture(&self) -> Option<&str> {
         self.image_tokens.as_ref().map(|tokens| &tokens.image[..])
@@ -219,11 +237,10 @@ impl Spec {
         if self.image.as_ref().is_some_and(|image| is_tiled(image) != self.family.sees_tiles()) {
             return Some(format!("image: pictures of {family} are not cut so"));
         }
-        let vision = self.vision.iter().map(|dir| ("vision", dir));
-        for (field, dir) in vision.chain([("llm", &self.llm)]) {
-            if !is_beside(dir) {
-                return Some(format!("{field} is {dir:?}, but must be a relative directory"));
-            }
+        let vision = self.vision.iter().map(|dirs| ("vision", dirs));
+        let mut engines = vision.chain([("llm", &self.llm)]);
+        if let Some(fault) = engines.find_map(|(field, dirs)| dirs.fault(field)) {
+            return Some(fault);
         }
         if self.eos.is_empty() {
             return Some("eos is empty, so no answer would end; name the end token".to_owned());
@@ -239,19 +256,6 @@ impl Spec {
         let image = || self.image.as_ref()?.fault();
         clip.or_else(|| image().map(|fault| format!("image: {fault}")))
     }
-}
-
-/// The directory that a deployment at `at` calls `name`: beside it, even where it is not there yet.
-pub(crate) fn named_from(at: &Path, name: &str) -> PathBuf {
-    match (name.strip_prefix("../"), at.parent()) {
-        (Some(name), Some(folder)) if !at.exists() => folder.join(name),
-        _ => at.join(name),
-    }
-}
-
-/// Whether `dir` can name a directory beside the deployment.
-pub(crate) fn is_beside(dir: &str) -> bool {
-    !dir.is_empty() && !Path::new(dir).is_absolute()
 }
 
 /// What turns questions into prompts and tokens into text: all of a deployment but its engines, and
@@ -344,13 +348,13 @@ impl Deployment {
         kv: KvOptions,
     ) -> Result<Self, DeploymentError> {
         let spec = read_spec(dir)?;
-        let vision = spec.vision.as_ref();
-        let vision = vision.map(|vision| backends.vision(&named_from(at, vision)));
+        let Engines { vision: seeing, llm: speaking } = spec.engines(backends, at)?;
+        let vision = seeing.as_ref().map(|vision| backends.vision(vision));
         let vision = vision.transpose()?.unwrap_or_default();
         let max_seq_len = kv.max_seq_len.or(spec.serving.max_seq_len);
         let kv = KvOptions { max_seq_len, max_slots: kv.max_slots.or(spec.serving.slots), ..kv };
-        let llm = backends.decoder(&named_from(at, &spec.llm), kv)?;
-        let engines = engines_of(at, &spec)?;
+        let llm = backends.decoder(&speaking, kv)?;
+        let engines = engines_of(seeing.iter().chain([&speaking]))?;
         let clip = spec.clip.as_ref();
         let clip = clip.map(|clip| Similarity::open_at(backends, dir, at, clip)).transpose()?;
         let opened = Self::of_parts(dir, spec, vision, llm, clip)?;
@@ -589,13 +593,13 @@ pub fn read_spec(dir: &Path) -> Result<Spec, DeploymentError> {
     }
 }
 
-/// The name of a deployment's engines: what they say of themselves, their weights' digests included.
-fn engines_of(at: &Path, spec: &Spec) -> Result<Identity, DeploymentError> {
-    spec.vision
-        .iter()
-        .chain([&spec.llm])
+/// The name of engines: what they say of themselves, their weights' digests included.
+fn engines_of<'a>(
+    mut engines: impl Iterator<Item = &'a PathBuf>,
+) -> Result<Identity, DeploymentError> {
+    engines
         .try_fold(Naming::of("engines"), |naming, dir| {
-            let path = named_from(at, dir).join(ENGINE_FILE);
+            let path = dir.join(ENGINE_FILE);
             let read = fs::read(&path);
             let said = read.map_err(|source| DeploymentError::Io { verb: "read", path, source })?;
             Ok(naming.bytes(&said))

@@ -15,9 +15,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor};
 
-use crate::deployment::{
-    DEPLOYMENT_FILE, DeploymentError, FORMAT, is_beside, named_from, read_text, write_files,
-};
+use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, FORMAT, read_text, write_files};
+use crate::engine_dirs::EngineDirs;
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
 
 /// What `deployment.json` calls this family.
@@ -50,7 +49,7 @@ pub struct Spec {
     /// The model's name, as clients ask for it.
     pub model: String,
     /// The encoder engine's directory, relative to the deployment.
-    pub encoder: String,
+    pub encoder: EngineDirs,
     /// Longer texts are cut after so many tokens, the special ones counted.
     pub max_tokens: usize,
     /// How states become one row.
@@ -64,7 +63,7 @@ pub struct Spec {
 pub(crate) fn fault(
     format: u32,
     unfit: Option<String>,
-    encoder: &str,
+    encoder: &EngineDirs,
     max_tokens: usize,
 ) -> Option<String> {
     if format != FORMAT {
@@ -73,11 +72,9 @@ pub(crate) fn fault(
     if unfit.is_some() {
         return unfit;
     }
-    if !is_beside(encoder) {
-        return Some(format!("encoder is {encoder:?}, but must be a relative directory"));
-    }
-    (!(1..=TOKENS_MAX).contains(&max_tokens))
-        .then(|| format!("max_tokens is {max_tokens}, not between 1 and {TOKENS_MAX}"))
+    let too_many = || format!("max_tokens is {max_tokens}, not between 1 and {TOKENS_MAX}");
+    let is_possible = (1..=TOKENS_MAX).contains(&max_tokens);
+    encoder.fault("encoder").or_else(|| (!is_possible).then(too_many))
 }
 
 impl Spec {
@@ -172,7 +169,7 @@ impl SentenceEncoder {
         if max <= around {
             return Err(bad(format!("max_tokens is {max}, but {around} go around a text")));
         }
-        let engine = backends.graph(&named_from(at, &spec.encoder))?;
+        let engine = backends.graph(&spec.encoder.chosen(backends, at)?)?;
         let reads = engine.inputs().iter().map(|input| (input.name.as_str(), input.integer));
         if !reads.eq(INPUTS.map(|name| (name, true))) {
             return Err(bad(format!("its encoder does not read {}", INPUTS.join(" and "))));

@@ -8,6 +8,7 @@ pub mod accuracy;
 pub mod deployment;
 pub mod dialect;
 pub mod embed;
+pub mod engine_dirs;
 pub mod fit;
 pub mod generate;
 pub mod generation;

@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smelt_backend::{Backends, Graph, OpenError, Tensor};
 
-use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, named_from, write_files};
+use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, write_files};
 use crate::embed::{self, EmbedError, Reader, TOKENS_MAX, read_json};
+use crate::engine_dirs::EngineDirs;
 use crate::template::CONFIG_FILE as TOKENIZER_CONFIG_FILE;
 use crate::tokenizer::{PairTokens, TOKENIZER_FILE, Tokenizer};
 
@@ -75,7 +76,7 @@ pub struct Spec {
     /// The model's name, as clients ask for it.
     pub model: String,
     /// The engine's directory, relative to the deployment.
-    pub encoder: String,
+    pub encoder: EngineDirs,
     /// Most tokens of a pair, the special ones counted.
     pub max_tokens: usize,
     /// What becomes of the head's numbers.
@@ -174,7 +175,7 @@ impl CrossEncoder {
         if max <= around {
             return Err(bad(format!("max_tokens is {max}, but {around} go around a pair")));
         }
-        let engine = backends.graph(&named_from(at, &spec.encoder))?;
+        let engine = backends.graph(&spec.encoder.chosen(backends, at)?)?;
         let reads = engine.inputs().iter().map(|input| (input.name.as_str(), input.integer));
         if !reads.eq(INPUTS.map(|name| (name, true))) {
             return Err(bad(format!("its encoder does not read {}", INPUTS.join(" and "))));

@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor};
 
-use crate::deployment::{DeploymentError, is_beside, named_from};
+use crate::deployment::DeploymentError;
+use crate::engine_dirs::EngineDirs;
 use crate::identity::{Identity, Naming, within};
 use crate::image::{Image, Scale, resize};
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -36,9 +37,9 @@ const KEPT: usize = 1024;
 #[serde(deny_unknown_fields)]
 pub struct Spec {
     /// The directory of its vision engine, relative to the deployment.
-    pub vision: String,
+    pub vision: EngineDirs,
     /// The directory of its text engine, relative to the deployment.
-    pub text: String,
+    pub text: EngineDirs,
     /// Longer texts are cut after so many tokens, the special ones counted.
     pub max_tokens: usize,
     /// From bytes to what it reads.
@@ -48,10 +49,9 @@ pub struct Spec {
 impl Spec {
     /// What is wrong with the values, if anything.
     pub fn fault(&self) -> Option<String> {
-        for (field, dir) in [("vision", &self.vision), ("text", &self.text)] {
-            if !is_beside(dir) {
-                return Some(format!("clip: {field} is {dir:?}, but must be a relative directory"));
-            }
+        let engines = [("vision", &self.vision), ("text", &self.text)];
+        if let Some(fault) = engines.into_iter().find_map(|(field, dirs)| dirs.fault(field)) {
+            return Some(format!("clip: {fault}"));
         }
         if !(1..=TOKENS_MAX).contains(&self.max_tokens) {
             let max = self.max_tokens;
@@ -123,7 +123,7 @@ impl Similarity {
         spec: &Spec,
     ) -> Result<Self, DeploymentError> {
         let tokenizer = Tokenizer::open(&dir.join(TOKENIZER))?.for_whole();
-        let (seen, read) = (named_from(at, &spec.vision), named_from(at, &spec.text));
+        let (seen, read) = (spec.vision.chosen(backends, at)?, spec.text.chosen(backends, at)?);
         let (vision, text) = (backends.graph(&seen)?, backends.graph(&read)?);
         let bad = |path: &PathBuf, why: String| DeploymentError::Bad { path: path.clone(), why };
         let side = side_of(&*vision).map_err(|why| bad(&seen, why))?;
@@ -313,8 +313,8 @@ mod tests {
     #[test]
     fn values_that_cannot_work_say_why() {
         let spec = |vision: &str, max_tokens| Spec {
-            vision: vision.to_owned(),
-            text: "../t".to_owned(),
+            vision: vision.into(),
+            text: "../t".into(),
             max_tokens,
             scale: Scale::CLIP,
         };

@@ -344,6 +344,34 @@ fn a_manner_that_has_no_meaning_is_refused() {
 }
 
 #[test]
+fn each_device_opens_the_engine_that_was_built_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let deployed = deploy(dir.path());
+    let alone = fs::read_to_string(deployed.join("deployment.json")).unwrap();
+    let mut one = Deployment::open(BACKENDS, &deployed).unwrap();
+    let expect = said(&mut one, SamplingParams::greedy(8)).0.tokens;
+    fs::create_dir(dir.path().join("gpu")).unwrap();
+    let heading = r#"{"format": 1, "kind": "llm", "target": "cuda", "device": {"sm": "87"}}"#;
+    fs::write(dir.path().join("gpu/engine.json"), heading).unwrap();
+    let write = |llm: &[&str]| {
+        let llm = llm.iter().map(|dir| (*dir).to_owned()).collect::<Vec<_>>().into();
+        Deployment::write(&deployed, &Spec { llm, ..spec() }, &side_files()).unwrap();
+    };
+    write(&["../gpu", "../llm"]);
+    let mut several = Deployment::open(BACKENDS, &deployed).unwrap();
+    assert_eq!(said(&mut several, SamplingParams::greedy(8)).0.tokens, expect);
+    assert_eq!(several.engines, one.engines, "what slots keep is of the engine that answered");
+    let engines = several.text.spec.engines(BACKENDS, &deployed).unwrap();
+    assert!(engines.llm.ends_with("llm") && engines.vision.unwrap().ends_with("vision"));
+    write(&["../gpu", "../gpu"]);
+    let error = Deployment::open(BACKENDS, &deployed).unwrap_err().to_string();
+    let words = "deployment.json: the engines are for cuda, cuda, and this device runs cpu; build one for it";
+    assert!(error.ends_with(words), "{error}");
+    write(&["../llm"]);
+    assert_eq!(fs::read_to_string(deployed.join("deployment.json")).unwrap(), alone);
+}
+
+#[test]
 fn parts_that_do_not_fit_are_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let deployed = deploy(dir.path());
@@ -357,9 +385,9 @@ fn parts_that_do_not_fit_are_refused_by_name() {
     };
     check(&|spec| spec.format = 1, "format 1 is not 2; deploy again");
     check(&|spec| spec.family = ModelFamily::Qwen3Vl, "pictures of qwen3_vl are not cut so");
-    check(&|spec| spec.llm = "/llm".to_owned(), "must be a relative directory");
-    check(&|spec| spec.llm = "../vision".to_owned(), "is of kind \"graph\"");
-    check(&|spec| spec.vision = Some("../none".to_owned()), "cannot read");
+    check(&|spec| spec.llm = "/llm".into(), "must be a relative directory");
+    check(&|spec| spec.llm = "../vision".into(), "is of kind \"graph\"");
+    check(&|spec| spec.vision = Some("../none".into()), "cannot read");
     let tiled = |spec: &mut Spec, change: &dyn Fn(&mut Tiling)| match &mut spec.image {
         Some(Cutting::Tiles(tiling)) => change(tiling),
         _ => unreachable!(),

@@ -554,9 +554,8 @@ fn what_was_saved_is_put_back_and_answers_are_the_same_to_the_bit() {
     let other_kv = start(KvOptions { kind: KvType::F32, ..KvOptions::default() });
     let refused = other_kv.restore(&client, &mut &file[..]);
     assert!(matches!(refused, Err(KeptError::Other("--kv"))), "{refused:?}");
-    let engine = deployed
-        .join(&Deployment::open(BACKENDS, &deployed).unwrap().text.spec.llm)
-        .join("engine.json");
+    let spec = Deployment::open(BACKENDS, &deployed).unwrap().text.spec.clone();
+    let engine = spec.engines(BACKENDS, &deployed).unwrap().llm.join("engine.json");
     let said = std::fs::read_to_string(&engine).unwrap();
     std::fs::write(&engine, said + "\n").unwrap();
     let refused = start(KvOptions::default()).restore(&client, &mut &file[..]);

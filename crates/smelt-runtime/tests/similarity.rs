@@ -32,7 +32,7 @@ fn engines(name: &str, dir: &Path) {
 }
 
 fn spec() -> Spec {
-    let (vision, text) = ("../vision".to_owned(), "../text".to_owned());
+    let (vision, text) = ("../vision".into(), "../text".into());
     Spec { vision, text, max_tokens: 16, scale: Scale::CLIP }
 }
 
@@ -106,7 +106,7 @@ fn what_is_no_clip_is_refused_in_one_line() {
     drop(similarity(dir.path()));
     let deployed = dir.path().join("deployment");
     let refused = |vision: &str, text: &str| {
-        let spec = Spec { vision: vision.to_owned(), text: text.to_owned(), ..spec() };
+        let spec = Spec { vision: vision.into(), text: text.into(), ..spec() };
         let error = Similarity::open(BACKENDS, &deployed, &spec).unwrap_err().to_string();
         assert_eq!(error.lines().count(), 1, "{error}");
         error

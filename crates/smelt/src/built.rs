@@ -98,7 +98,8 @@ pub(crate) fn settings(sets: &[String]) -> String {
 
 /// What a deployment does, by what its file names.
 fn kind(spec: &Value) -> &'static str {
-    let has = |name: &str| spec[name].is_string();
+    // One engine has a name, several for several devices have a list.
+    let has = |name: &str| !spec[name].is_null();
     if spec["family"] == score::FAMILY {
         let classifies = spec["labels"].as_array().is_some_and(|labels| !labels.is_empty());
         return if classifies { "classifies texts" } else { "scores pairs of texts" };

@@ -1,4 +1,4 @@
-//! Finds out what is true of this device, as far as a pipeline's stages say that they depend on it.
+//! Finds out what is true of this device, as far as a pipeline's stages, their back ends or engines depend on it.
 //!
 //! Every fact is one line of text from a file that drivers and packages keep; what is not there is
 //! "none".  Nothing is started, so a plan costs no driver calls.
@@ -7,9 +7,14 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use smelt_backend::{Backends, Device};
 use smelt_plan::Pipeline;
 use smelt_plan::device::{ABSENT, FACTS, Facts};
 use smelt_plan::pipeline::StageSpec;
+use smelt_watch::Machine;
+
+/// The back ends, on this device.
+pub(crate) const BACKENDS: Backends = smelt_engine::BACKENDS.on(this);
 
 /// Files of facts are a few lines; more is not read.
 const LINES_MAX: usize = 200;
@@ -21,7 +26,22 @@ pub(crate) fn facts(pipeline: &Pipeline) -> Facts {
     let declared = pipeline.stages.iter().flat_map(|stage| stage.device.iter().copied());
     let declared: BTreeSet<&str> = declared.collect();
     let wanted = FACTS.into_iter().filter(|fact| declared.contains(fact));
-    wanted.map(|fact| (fact, fact_of(fact).unwrap_or_else(|| ABSENT.to_owned()))).collect()
+    wanted.map(|fact| (fact, value(fact))).collect()
+}
+
+/// This device, as far as engines of some back end depend on it.
+fn this() -> Device {
+    let facts = smelt_engine::BACKENDS.facts().into_iter();
+    let facts = facts.map(|fact| (fact.to_owned(), value(fact))).collect();
+    // A GPU that is a part of the chip has the machine's memory; what others have only their driver tells.
+    let is_unified = sm_of_chip(&text(CHIP)).is_some();
+    let memory = is_unified.then(|| Machine::read(Path::new("/")).mem_total_bytes);
+    Device { facts, memory_bytes: memory.flatten(), ..Device::default() }
+}
+
+/// What a fact is worth here.
+fn value(fact: &str) -> String {
+    fact_of(fact).unwrap_or_else(|| ABSENT.to_owned())
 }
 
 fn fact_of(fact: &str) -> Option<String> {
@@ -35,6 +55,8 @@ fn fact_of(fact: &str) -> Option<String> {
         "tensorrt" => smelt_doctor::tensorrt(Path::new("/")).or_else(nvinfer),
         "l4t" => text("/etc/nv_tegra_release").lines().next().map(str::to_owned),
         "kernel" => text("/proc/sys/kernel/osrelease").lines().next().map(str::to_owned),
+        "sm" => sm_of_chip(&text(CHIP)).or_else(|| sm_of_models(&models())),
+        "nvcc" => nvcc(&text("/usr/local/cuda/version.json")),
         _ => None,
     }
 }
@@ -70,6 +92,8 @@ fn looked_at(fact: &str) -> &'static str {
         "cuda" => "there is no /usr/local/cuda",
         "tensorrt" => "dpkg knows no libnvinfer, and there is no libnvinfer.so",
         "l4t" => "there is no /etc/nv_tegra_release",
+        "sm" => "there is no /proc/driver/nvidia/gpus, and the device tree names no Tegra",
+        "nvcc" => "there is no /usr/local/cuda/version.json that names cuda_nvcc",
         _ => "the kernel does not say",
     }
 }
@@ -86,18 +110,80 @@ fn cpu(cpuinfo: &str) -> Option<String> {
 /// The models of discrete GPUs by the NVIDIA driver's files, else the board, which has its GPU built
 /// in.
 fn gpus() -> Option<String> {
-    let listed = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
-    let model = |entry: fs::DirEntry| {
-        line(&text(&entry.path().join("information").to_string_lossy()), "Model:")
-    };
-    let mut models: Vec<String> = listed.filter_map(model).collect();
-    models.sort();
+    let models = models();
     if !models.is_empty() {
         return Some(models.join(", "));
     }
     let board = text("/proc/device-tree/model");
     let board = board.trim_matches(['\0', '\n', ' ']);
     (!board.is_empty()).then(|| board.to_owned())
+}
+
+/// The models of discrete GPUs, in the order of their names.
+fn models() -> Vec<String> {
+    let listed = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+    let model = |entry: fs::DirEntry| {
+        line(&text(&entry.path().join("information").to_string_lossy()), "Model:")
+    };
+    let mut models: Vec<String> = listed.filter_map(model).collect();
+    models.sort();
+    models
+}
+
+/// Where the kernel names the chip of a board.
+const CHIP: &str = "/proc/device-tree/compatible";
+
+/// The compute capability of the GPU in each Tegra.
+const CHIPS: [(&str, &str); 5] = [
+    ("nvidia,tegra210", "53"),
+    ("nvidia,tegra186", "62"),
+    ("nvidia,tegra194", "72"),
+    ("nvidia,tegra234", "87"),
+    ("nvidia,tegra264", "110"),
+];
+
+/// Compute capabilities, each with words of which one is in the names of its models.
+const MODELS: [(&str, &[&str]); 10] = [
+    ("70", &["V100"]),
+    ("75", &["T4", "2060", "2070", "2080"]),
+    ("80", &["A100", "A800", "A30"]),
+    (
+        "86",
+        &[
+            "A2", "A10", "A10G", "A16", "A40", "A4000", "A5000", "A6000", "3060", "3070", "3080",
+            "3090",
+        ],
+    ),
+    ("89", &["L4", "L40", "L40S", "4060", "4070", "4080", "4090"]),
+    ("90", &["H20", "H100", "H200", "H800", "GH200"]),
+    ("100", &["B100", "B200", "GB200"]),
+    ("103", &["B300", "GB300"]),
+    ("120", &["5060", "5070", "5080", "5090"]),
+    ("121", &["GB10"]),
+];
+
+/// The compute capability of a board's GPU, as compilers write it: `87`.
+fn sm_of_chip(compatible: &str) -> Option<String> {
+    let chip = |name: &str| CHIPS.into_iter().find(|(chip, _)| *chip == name);
+    compatible.split('\0').find_map(chip).map(|(_, sm)| sm.to_owned())
+}
+
+/// The compute capabilities of discrete GPUs.  A model that the table lacks stands for its own: then nothing is shared with
+/// another model, and nothing wrong is.
+fn sm_of_models(models: &[String]) -> Option<String> {
+    let sm = |model: &String| {
+        let mut words = model.split([' ', '-']);
+        let of = |word: &str| MODELS.into_iter().find(|(_, names)| names.contains(&word));
+        words.find_map(of).map_or_else(|| format!("that of {model}"), |(sm, _)| sm.to_owned())
+    };
+    let all: BTreeSet<String> = models.iter().map(sm).collect();
+    (!all.is_empty()).then(|| all.into_iter().collect::<Vec<_>>().join(", "))
+}
+
+/// The version of CUDA's compiler, as its toolkit writes it down.
+fn nvcc(version: &str) -> Option<String> {
+    let parts: serde_json::Value = serde_json::from_str(version).ok()?;
+    parts["cuda_nvcc"]["version"].as_str().map(str::to_owned)
 }
 
 /// What follows `name` on the first line that begins with it, without `:` and quotes.
@@ -135,6 +221,44 @@ mod tests {
     fn versions_are_found_in_files() {
         let cuda = "{\n   \"cuda\" : {\n      \"version\" : \"12.6.11\"\n";
         assert_eq!(line(cuda, "\"version\" :").as_deref(), Some("12.6.11"));
+    }
+
+    #[test]
+    fn a_gpu_has_a_compute_capability_by_its_chip_or_its_model() {
+        let orin = "nvidia,p3768-0000+p3767-0005\0nvidia,tegra234\0";
+        assert_eq!(sm_of_chip(orin).as_deref(), Some("87"));
+        assert_eq!(sm_of_chip("raspberrypi,5-model-b\0brcm,bcm2712\0"), None);
+        let of = |models: &[&str]| {
+            sm_of_models(&models.iter().map(|model| (*model).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(of(&["NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]).as_deref(), Some("90"));
+        assert_eq!(of(&["NVIDIA A100-SXM4-40GB"]).as_deref(), Some("80"));
+        assert_eq!(of(&["NVIDIA GeForce RTX 4090", "Tesla T4"]).as_deref(), Some("75, 89"));
+        assert_eq!(of(&["NVIDIA Z1"]).as_deref(), Some("that of NVIDIA Z1"));
+        assert_eq!(of(&[]), None);
+    }
+
+    #[test]
+    fn no_two_compute_capabilities_share_a_model() {
+        let words: Vec<&str> = MODELS.iter().flat_map(|(_, words)| *words).copied().collect();
+        let once: BTreeSet<&str> = words.iter().copied().collect();
+        assert_eq!(once.len(), words.len());
+    }
+
+    #[test]
+    fn the_compiler_is_a_part_of_the_toolkit() {
+        let parts = r#"{"cuda": {"version": "12.6.11"}, "cuda_nvcc": {"version": "12.6.68"}}"#;
+        assert_eq!(nvcc(parts).as_deref(), Some("12.6.68"));
+        assert_eq!((nvcc("{}"), nvcc("")), (None, None));
+    }
+
+    #[test]
+    fn back_ends_depend_on_facts_that_are_known_and_those_of_processors_on_none() {
+        assert!(BACKENDS.facts().iter().all(|fact| FACTS.contains(fact)));
+        for backend in ["native", "onnxruntime"] {
+            assert!(BACKENDS.facts_of(backend).is_empty(), "{backend}: its keys would be others");
+        }
+        assert_eq!(this().facts.len(), BACKENDS.facts().len());
     }
 
     #[test]

@@ -103,6 +103,9 @@ impl From<DeploymentError> for Failed {
         match error {
             DeploymentError::Engine(OpenError::Library(why)) => Self::new(Exit::DoesNotFit, why),
             DeploymentError::Engine(error @ OpenError::TooLong { .. }) => Self::usage(error),
+            DeploymentError::Engine(
+                error @ (OpenError::OtherDevice { .. } | OpenError::NoEngine { .. }),
+            ) => Self::new(Exit::DoesNotFit, error),
             error => Self::model(error),
         }
     }

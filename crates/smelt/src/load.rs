@@ -14,6 +14,7 @@ use smelt_store::{Lookup, Store, Wait, is_disk_failing};
 
 use crate::built;
 use crate::console::tell;
+use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::pins::{self, Ask};
@@ -107,10 +108,16 @@ pub(crate) fn store_to_read() -> Result<Store, Failed> {
 
 /// The plan of a pipeline whose inputs nobody has looked at: its keys mean nothing.
 pub(crate) fn plan_unpinned(flags: &PipelineFlags) -> Result<Plan, Failed> {
-    let file = flags.pipeline.display().to_string();
-    let pipeline =
-        Pipeline::parse(&file, &read(&flags.pipeline)?, &Overrides::parse(&flags.sets)?)?;
+    let pipeline = parse(flags)?;
     Ok(Plan::build(&pipeline, &pins::none(&pipeline))?)
+}
+
+/// The pipeline in the file, its stages depending on what their back ends do.
+fn parse(flags: &PipelineFlags) -> Result<Pipeline, Failed> {
+    let (file, text) = (flags.pipeline.display().to_string(), read(&flags.pipeline)?);
+    let mut pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;
+    pipeline.depend(|backend| BACKENDS.facts_of(backend));
+    Ok(pipeline)
 }
 
 /// Reads the pipeline, opens the store, pins every `path:` and plans.
@@ -119,8 +126,7 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
     let place = std::path::absolute(&flags.pipeline).unwrap_or_else(|_| flags.pipeline.clone());
     pins::utf8(&place, "rename it")?;
     let file = flags.pipeline.display().to_string();
-    let text = read(&flags.pipeline)?;
-    let pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;
+    let pipeline = parse(flags)?;
     let addresses = pins::addresses(&pipeline)?;
     // A pipeline that cannot be ordered is refused before gigabytes are hashed.
     let order = StageOrder::of(&pipeline)?;

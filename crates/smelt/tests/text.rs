@@ -39,6 +39,52 @@ fn every_family_is_verified_deployed_and_asked() {
     }
 }
 
+/// An engine for a device that is not here: of it there is what choosing takes.
+const FOR_ANOTHER: &str = r#"
+[stage.gpu]
+kind = "command"
+argv = ["sh", "-c", '''echo '{"format": 1, "kind": "llm", "target": "cuda", "device": {"sm": "87"}}' > engine.json''']
+outputs = ["engine.json"]
+"#;
+
+#[test]
+fn of_engines_for_several_devices_the_one_that_fits_is_deployed_and_asked() {
+    let world = text_world("qwen2-tiny");
+    world.run(&[]);
+    let alone = said(&world, "w1 w2 w3");
+    let file = |world: &World| {
+        let text = fs::read_to_string(world.out("deployment").join("deployment.json")).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let before = file(&world);
+    let text = world.read("p.toml") + FOR_ANOTHER;
+    // Of the stage that verifies the engine stays the one it is.
+    let (rest, deployment) = text.split_once("[stage.deployment]").unwrap();
+    let name = |engines: &str| {
+        let deployment = deployment.replace("llm = \"llm-engine\"", &format!("llm = {engines}"));
+        world.write("p.toml", &format!("{rest}[stage.deployment]{deployment}"));
+    };
+    name("[\"gpu\", \"llm-engine\"]");
+    world.run(&[]);
+    let now = file(&world);
+    assert_eq!(now["llm"].as_array().unwrap().len(), 2, "{now}");
+    assert_eq!(now["llm"][1], before["llm"], "the engine that is here is the one before");
+    assert_eq!(said(&world, "w1 w2 w3"), alone);
+    world.write("q.jsonl", &format!("{OPEN}\n"));
+    let bench = ["bench", "accuracy", "--questions", "q.jsonl", "--json", "p.toml"];
+    let ended = world.smelt(&bench);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    name("[\"gpu\", \"gpu\"]");
+    let ended = world.smelt(&["run", "p.toml"]);
+    let why = "the engines are for cuda, cuda, and this device runs cpu; build one for it";
+    assert!(ended.code != Some(0) && ended.stderr.contains(why), "{}", ended.stderr);
+    // A list of one is that one, in its key and in its file.
+    name("[\"llm-engine\"]");
+    let report = world.run(&[]);
+    assert!(statuses(&report).contains(&"deployment hit".to_owned()), "{report}");
+    assert_eq!(file(&world), before);
+}
+
 #[test]
 fn a_picture_for_a_model_that_reads_text_is_one_line() {
     let world = text_world("qwen2-tiny");

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::distributions::{Player, Recorder};
 use super::question::Question;
 use super::score::{Mean, Score, Tally, kl, median, median_s, nll};
-use crate::deployment::Deployment;
+use crate::deployment::{Deployment, Engines};
 use crate::generate::{self, Encoded, GenerateError, Request, SamplingParams};
 use crate::image::{Image, ImageDecodeError, MediaItem};
 use crate::prompt::Turn;
@@ -61,20 +61,20 @@ pub enum Against {
     First(Player),
 }
 
-/// The figures of the deployment in `dir` over `questions`, whose pictures are in `folder`.
+/// The figures of the deployment of these engines over `questions`, whose pictures are in `folder`.
 /// `progress` hears the answers so far after each.
 ///
 /// # Errors
 /// [`MeasureError`] naming the question or file.
 pub fn measure(
-    (deployment, dir): (&mut Deployment, &Path),
+    (deployment, engines): (&mut Deployment, &Engines),
     (questions, folder): (&[Question], &Path),
     against: Against,
     progress: &mut dyn FnMut(Tally),
 ) -> Result<Score, MeasureError> {
-    let vision = deployment.text.spec.vision.as_ref().map(|vision| bytes(dir.join(vision)));
+    let vision = engines.vision.as_deref().map(bytes);
     let vision_bytes = vision.transpose()?.unwrap_or_default();
-    let llm_bytes = bytes(dir.join(&deployment.text.spec.llm))?;
+    let llm_bytes = bytes(&engines.llm)?;
     let mut asked = Asked::default();
     let mut right = Right { against, is_same: true, nll: Mean::default(), kl: Mean::default() };
     for (index, question) in questions.iter().enumerate() {
@@ -110,10 +110,10 @@ pub fn measure(
 }
 
 /// The bytes of an engine's files.
-fn bytes(dir: PathBuf) -> Result<u64, MeasureError> {
+fn bytes(dir: &Path) -> Result<u64, MeasureError> {
     let length = |entry: io::Result<fs::DirEntry>| Ok(entry?.metadata()?.len());
-    let sum: io::Result<u64> = fs::read_dir(&dir).and_then(|entries| entries.map(length).sum());
-    sum.map_err(|source| MeasureError::Engine { path: dir.clone(), source })
+    let sum: io::Result<u64> = fs::read_dir(dir).and_then(|entries| entries.map(length).sum());
+    sum.map_err(|source| MeasureError::Engine { path: dir.to_owned(), source })
 }
 
 /// Sees each token of a right answer and the logits before it.

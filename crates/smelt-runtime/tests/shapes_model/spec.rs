@@ -10,8 +10,8 @@ pub(crate) fn internvl(model: &str, image_size: usize, eos: Vec<u32>) -> Spec {
         format: FORMAT,
         family: ModelFamily::InternVl3,
         model: model.to_owned(),
-        vision: Some("../vision".to_owned()),
-        llm: "../llm".to_owned(),
+        vision: Some("../vision".into()),
+        llm: "../llm".into(),
         image: Some(Cutting::Tiles(Tiling {
             image_size,
             min_tiles: 1,

@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use smelt_backend::KvOptions;
-use smelt_engine::BACKENDS;
 use smelt_runtime::accuracy::distributions::{Player, Recorder};
 use smelt_runtime::accuracy::measure::{Against, measure};
 use smelt_runtime::accuracy::plot::svg;
 use smelt_runtime::accuracy::question;
 use smelt_runtime::accuracy::report::{Row, document, markdown};
 use smelt_runtime::accuracy::score::Tally;
-use smelt_runtime::deployment::Deployment;
+use smelt_runtime::deployment::{Deployment, DeploymentError};
 use smelt_watch::Sample;
 
 use super::target::{self, Target};
 use crate::atomic_dir::AtomicDir;
 use crate::console::{answer, tell};
+use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
 use crate::flags::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
 
@@ -157,6 +157,8 @@ fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
     let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
     let kv = KvOptions { max_seq_len, ..KvOptions::default() };
     let mut deployment = Deployment::open_with(BACKENDS, &flags.dir, kv)?;
+    let engines = deployment.text.spec.engines(BACKENDS, &flags.dir);
+    let engines = engines.map_err(DeploymentError::from)?;
     let against = against(&flags.logits)?;
     let mut told = Instant::now();
     let mut progress = |all: Tally| {
@@ -167,9 +169,8 @@ fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
             told = Instant::now();
         }
     };
-    let score =
-        measure((&mut deployment, &flags.dir), (&questions, folder), against, &mut progress)
-            .map_err(Failed::model)?;
+    let score = measure((&mut deployment, &engines), (&questions, folder), against, &mut progress)
+        .map_err(Failed::model)?;
     if score.smaller > 0 {
         tell(format_args!(
             "{}: pictures of {} questions are shown smaller to fit the context of {} tokens; --max-seq-len makes it longer",

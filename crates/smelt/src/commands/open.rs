@@ -4,12 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use smelt_backend::KvOptions;
-use smelt_engine::BACKENDS;
-use smelt_runtime::deployment::{self, Deployment};
+use smelt_runtime::deployment::{self, Deployment, DeploymentError};
 use smelt_runtime::embed::{self, SentenceEncoder};
+use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::score::{self, CrossEncoder};
 
 use crate::console;
+use crate::device::BACKENDS;
 use crate::exit::Failed;
 use crate::integrity;
 
@@ -17,7 +18,7 @@ use crate::integrity;
 pub(super) struct Heading {
     /// The model's name.
     pub(super) model: String,
-    /// The directories of its engines.
+    /// The directories of its engines: of several for other devices those that this one runs.
     pub(super) engines: Vec<PathBuf>,
     /// Answers at once, where it says so.
     pub(super) slots: Option<usize>,
@@ -59,7 +60,9 @@ pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
             (spec.model, spec.serving.slots, names)
         }
     };
-    let engines = names.iter().flat_map(|name| engines(dir.join(name))).collect();
+    let chosen = names.iter().map(|dirs: &EngineDirs| dirs.chosen(BACKENDS, dir));
+    let chosen = chosen.collect::<Result<Vec<_>, _>>().map_err(DeploymentError::from)?;
+    let engines = chosen.into_iter().flat_map(engines).collect();
     Ok(Heading { model, engines, slots, does })
 }
 

@@ -7,7 +7,6 @@
 use std::path::{Path, PathBuf};
 
 use smelt_backend::KvOptions;
-use smelt_engine::BACKENDS;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::bert::Bert;
 use smelt_model::families::internvl3::InternVl3;
@@ -15,6 +14,7 @@ use smelt_model::grid::Patching;
 use smelt_model::model::{Encoder, Model, ModelPart, Vision};
 use smelt_runtime::deployment::{self, Deployment, FORMAT, ModelFamily, Serving, Spec, eos_tokens};
 use smelt_runtime::embed::{self, Recipe, SentenceEncoder};
+use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::generate::try_once;
 use smelt_runtime::image::{
     self, By, ClipPixels, Cutting, ImageOptions, ImageProcessor, PreprocessorConfig, Router, Scale,
@@ -31,6 +31,7 @@ use super::phases::Phases;
 use super::request::{Request, say};
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::{Beside, MADE_DIR};
+use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
 use crate::photographs;
 
@@ -39,14 +40,38 @@ const FILES: [&str; 4] =
     [TOKENIZER_FILE, "tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
 
 pub(crate) fn run(request: &Request) -> Result<(), Failed> {
-    let made = match request.optional_input("encoder") {
-        Some(engine) if score::is_with_head(BACKENDS, engine).map_err(Failed::model)? => {
-            cross_encoder(request, engine)
+    deploy(request).map_err(|why| of_own_files(why, request))
+}
+
+fn deploy(request: &Request) -> Result<(), Failed> {
+    // What no engine fits is told before anything is made.
+    for field in ["vision", "llm", "clip-vision", "clip-text"] {
+        chosen(request, field)?;
+    }
+    match chosen(request, "encoder")? {
+        Some(engine) if score::is_with_head(BACKENDS, &engine).map_err(Failed::model)? => {
+            cross_encoder(request, &engine)
         }
-        Some(engine) => encoder(request, engine),
+        Some(engine) => encoder(request, &engine),
         None => chat(request),
-    };
-    made.map_err(|why| of_own_files(why, request))
+    }
+}
+
+/// Of the engines that a field names the one that is tried, since this device runs it.
+fn chosen(request: &Request, field: &str) -> Result<Option<PathBuf>, Failed> {
+    let dirs = request.inputs_of(field);
+    if dirs.is_empty() {
+        return Ok(None);
+    }
+    let file = request.out.join(deployment::DEPLOYMENT_FILE);
+    BACKENDS.choose(&file, &dirs).map(|dir| Some(dir.to_owned())).map_err(Failed::model)
+}
+
+/// The engines that a field names, as the deployment will name them.
+fn engine_dirs(request: &Request, field: &str) -> Result<EngineDirs, Failed> {
+    let dirs = request.inputs_of(field);
+    let dirs = dirs.iter().map(|dir| beside(dir)).collect::<Result<Vec<_>, _>>()?;
+    Ok(dirs.into())
 }
 
 /// The same failure by the names of the files that were copied: the copies are gone when somebody reads it.
@@ -76,7 +101,7 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
         format: FORMAT,
         family: embed::FAMILY.to_owned(),
         model: request.word("model")?.to_owned(),
-        encoder: beside(engine)?,
+        encoder: engine_dirs(request, "encoder")?,
         max_tokens: recipe.max_tokens.unwrap_or(places).min(places),
         pooling: recipe.pooling,
         normalize: recipe.normalize,
@@ -108,7 +133,7 @@ fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
         format: FORMAT,
         family: score::FAMILY.to_owned(),
         model: request.word("model")?.to_owned(),
-        encoder: beside(engine)?,
+        encoder: engine_dirs(request, "encoder")?,
         max_tokens: recipe.max_tokens.unwrap_or(places).min(places),
         activation: recipe.activation,
         kinds: recipe.kinds,
@@ -149,6 +174,10 @@ fn chat(request: &Request) -> Result<(), Failed> {
     let dir = beside.dir();
     let engines = (request.optional_input("vision"), request.input("llm")?);
     let mut spec = spec(&checkpoint, dir, request.word("model")?, engines)?;
+    spec.llm = engine_dirs(request, "llm")?;
+    if spec.vision.is_some() {
+        spec.vision = Some(engine_dirs(request, "vision")?);
+    }
     spec.serving = serving(request, &checkpoint)?;
     if let Some(tiles) = spec.serving.tiles {
         spec.image = spec.image.map(|image| with_tiles(image, tiles)).transpose()?;
@@ -255,8 +284,8 @@ fn clip(request: &Request) -> Result<Option<similarity::Spec>, Failed> {
     };
     let processor = PreprocessorConfig::of_checkpoint(checkpoint.dir()).map_err(Failed::model)?;
     Ok(Some(similarity::Spec {
-        vision: beside(request.input("clip-vision")?)?,
-        text: beside(request.input("clip-text")?)?,
+        vision: engine_dirs(request, "clip-vision")?,
+        text: engine_dirs(request, "clip-text")?,
         max_tokens: text.positions,
         scale: processor.scale.unwrap_or(Scale::CLIP),
     }))
@@ -276,8 +305,8 @@ pub(super) fn spec(
         format: FORMAT,
         family,
         model: model.to_owned(),
-        vision: vision.map(beside).transpose()?,
-        llm: beside(llm)?,
+        vision: vision.map(beside).transpose()?.map(EngineDirs::from),
+        llm: beside(llm)?.into(),
         image: vision.map(|_| cutting(checkpoint)).transpose()?,
         router: None,
         clip: None,
@@ -404,11 +433,11 @@ fn serving(request: &Request, checkpoint: &Checkpoint) -> Result<Serving, Failed
 
 /// What photographs will cost, where the engines can be opened here.
 fn costs(request: &Request, checkpoint: &Checkpoint, spec: &Spec) -> Option<Vec<String>> {
-    let engines = BACKENDS.vision(request.optional_input("vision")?).ok()?;
+    let engines = BACKENDS.vision(&chosen(request, "vision").ok()??).ok()?;
     let vision = vision::Vision::new(spec.image.clone()?, engines).ok()?;
     let built_for = || {
-        let dir = request.optional_input("llm")?;
-        let engine = BACKENDS.decoder(dir, KvOptions::default()).ok()?;
+        let dir = chosen(request, "llm").ok()??;
+        let engine = BACKENDS.decoder(&dir, KvOptions::default()).ok()?;
         Some(engine.facts().built_for.max_seq_len)
     };
     let context = spec.serving.max_seq_len.or_else(built_for)?;

@@ -15,7 +15,7 @@ use smelt_plan::tokens::Lease;
 use smelt_plan::validity::Validity;
 use smelt_store::FILES_MAX;
 
-use super::request::{Fetch, Request};
+use super::request::{Fetch, Request, named};
 use super::strict;
 
 /// The program of a stage of the pipeline in `folder`.
@@ -39,11 +39,7 @@ fn native(task: &Task<'_>) -> ProcessSpec {
     let request = Request {
         kind: task.stage.kind,
         params: task.attempt.params.clone(),
-        inputs: task
-            .inputs
-            .iter()
-            .map(|input| (input.field.to_owned(), input.path.clone()))
-            .collect(),
+        inputs: named(task.inputs.iter().map(|input| (input.field, input.path.as_path()))),
         out: task.out.to_owned(),
         fetch: task.stage.fetched().map(|pin| Fetch {
             repo: pin.repo.clone(),

@@ -17,6 +17,7 @@ use crate::exit::Failed;
 pub(crate) struct Request {
     pub(crate) kind: Kind,
     pub(crate) params: BTreeMap<String, Value>,
+    /// By field; what a field names besides its first is called as [`nth`] says.
     pub(crate) inputs: BTreeMap<String, PathBuf>,
     pub(crate) out: PathBuf,
     /// For a `source` of a hub: what is to lie in the input `from`.
@@ -31,6 +32,24 @@ pub(crate) struct Fetch {
     pub(crate) commit: String,
     /// The one GGUF file of several that is meant.
     pub(crate) file: Option<String>,
+}
+
+/// What the request calls the `number`-th input of a field, from 1.
+fn nth(field: &str, number: usize) -> String {
+    if number == 1 { field.to_owned() } else { format!("{field} {number}") }
+}
+
+/// Inputs in their order, each by its field, as a request names them.
+pub(crate) fn named<'a>(
+    inputs: impl Iterator<Item = (&'a str, &'a Path)>,
+) -> BTreeMap<String, PathBuf> {
+    let (mut named, mut counts) = (BTreeMap::new(), BTreeMap::new());
+    for (field, path) in inputs {
+        let count: &mut usize = counts.entry(field).or_default();
+        *count += 1;
+        named.insert(nth(field, *count), path.to_owned());
+    }
+    named
 }
 
 /// Progress goes to the log; the supervisor shows its last line.
@@ -81,8 +100,31 @@ impl Request {
         self.inputs.get(field).map(PathBuf::as_path)
     }
 
+    /// The directories of a field that may name several, in their order.
+    pub(crate) fn inputs_of(&self, field: &str) -> Vec<PathBuf> {
+        (1..).map_while(|number| self.inputs.get(&nth(field, number)).cloned()).collect()
+    }
+
     /// The checkpoint an edge names.
     pub(crate) fn checkpoint(&self, field: &str) -> Result<Checkpoint, Failed> {
         checkpoint::open(self.input(field)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inputs_of_a_field_keep_their_order_and_an_only_one_its_name() {
+        let inputs = [("llm", "/b"), ("vision", "/v"), ("llm", "/a"), ("llm", "/b")];
+        let inputs = named(inputs.iter().map(|(field, path)| (*field, Path::new(path))));
+        let names: Vec<&str> = inputs.keys().map(String::as_str).collect();
+        assert_eq!(names, ["llm", "llm 2", "llm 3", "vision"]);
+        let (kind, params, out) = (Kind::Deployment, BTreeMap::new(), PathBuf::new());
+        let request = Request { kind, params, inputs, out, fetch: None };
+        assert_eq!(request.inputs_of("llm"), ["/b", "/a", "/b"].map(PathBuf::from));
+        assert_eq!(request.inputs_of("vision"), [PathBuf::from("/v")]);
+        assert_eq!(request.inputs_of("encoder"), Vec::<PathBuf>::new());
     }
 }

@@ -23,7 +23,6 @@ use std::path::Path;
 
 use serde::Serialize;
 use smelt_backend::{HostFeatures, VisionEngine};
-use smelt_engine::BACKENDS;
 use smelt_engine::llm::{Arithmetic, KvOptions, KvType, LlmEngine};
 use smelt_engine_build::llm::unlike;
 use smelt_model::checkpoint::Checkpoint;
@@ -33,6 +32,7 @@ use smelt_model::reference::compare::compare;
 use super::phases::Phases;
 use super::request::{Request, say};
 use crate::checkpoint::Beside;
+use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
 use bounds::{Bound, Finding, Kept, ROUNDED_DECODER, SAME_WEIGHTS};
 use golden::Prompted;
