@@ -5,8 +5,8 @@
 
 use crate::sampling::{Chooser, GREEDY, Mask, Sampler, Settings};
 use crate::{
-    Adapter, Answer, Decoder, FeatureSpan, Features, ImageEmbeds, KvOptions, LogitRows, RunError,
-    Scores, SlotInput, Want,
+    Adapter, Answer, Decoder, FeatureSpan, Features, ImageEmbeds, KvOptions, LogitRows,
+    MemoryPlace, RunError, Scores, SlotInput, Want,
 };
 
 /// How often a step is tried that is refused for want of memory.
@@ -37,6 +37,7 @@ pub fn decoder(open: Open<'_>, image: Option<&TestImage>) {
     blocks_go_out_and_in(open);
     what_cannot_be_is_refused_and_changes_nothing(open);
     memory_is_counted_and_runs_out(open);
+    memory_is_reported(open);
     steps_are_waited_for_in_turn(open);
     if let Some(image) = image {
         images_are_what_they_show(open, image);
@@ -361,6 +362,21 @@ fn memory_is_counted_and_runs_out(open: Open<'_>) {
     decoder.truncate(0, usage.block_tokens);
     assert_eq!(decoder.kv_usage().blocks_held, 1);
     one(decoder, SlotInput::new(1, &tokens[..1]));
+}
+
+fn memory_is_reported(open: Open<'_>) {
+    let mut decoder = open(KvOptions::default());
+    let decoder = &mut *decoder;
+    let before = decoder.memory();
+    let sized = before.total_bytes.is_some() && before.free_bytes.is_some();
+    assert!(sized || before.place != MemoryPlace::Device, "nobody else measures a device");
+    let tokens = prompt(16, decoder.facts().vocab, PROMPT);
+    one(decoder, SlotInput::new(0, &tokens));
+    for report in [before, decoder.memory()] {
+        assert_eq!(report.place, before.place, "memory is where it was");
+        let parts = [report.largest_bytes, report.free_bytes, report.total_bytes];
+        assert!(parts.iter().flatten().is_sorted(), "a piece of what is free, of all: {report:?}");
+    }
 }
 
 fn steps_are_waited_for_in_turn(open: Open<'_>) {

@@ -24,7 +24,8 @@ pub struct MemoryReport {
     pub total_bytes: Option<u64>,
     /// Bytes that nobody holds.
     pub free_bytes: Option<u64>,
-    /// Bytes of the largest piece that can be had at once, where that is less than what is free.
+    /// Bytes of the largest piece that can be had at once, where that is less than what is free: keys and values are
+    /// given no more.
     pub largest_bytes: Option<u64>,
 }
 
@@ -32,6 +33,16 @@ impl MemoryReport {
     /// Of an engine that lives in the host's memory alone.
     pub const HOST: Self =
         Self { place: MemoryPlace::Host, total_bytes: None, free_bytes: None, largest_bytes: None };
+
+    /// Bytes that can be had, as far as is said: what is free, but no more than the largest piece.
+    pub fn room_bytes(&self) -> Option<u64> {
+        [self.free_bytes, self.largest_bytes].into_iter().flatten().min()
+    }
+
+    /// Bytes that somebody holds, as far as is said.
+    pub fn held_bytes(&self) -> Option<u64> {
+        Some(self.total_bytes?.saturating_sub(self.free_bytes?))
+    }
 }
 
 /// What engines know of each other that run on the same processors.  Only the back end that made it sees into
@@ -54,5 +65,27 @@ impl Processors {
 impl fmt::Debug for Processors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "Processors(shared)" } else { "Processors(own)" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_what_is_free_in_one_piece() {
+        let report = |free_bytes, largest_bytes| MemoryReport {
+            place: MemoryPlace::Device,
+            total_bytes: Some(10),
+            free_bytes,
+            largest_bytes,
+        };
+        assert_eq!(report(Some(7), None).room_bytes(), Some(7));
+        assert_eq!(report(Some(7), Some(3)).room_bytes(), Some(3));
+        assert_eq!(report(Some(7), Some(9)).held_bytes(), Some(3));
+        assert_eq!(
+            (MemoryReport::HOST.room_bytes(), MemoryReport::HOST.held_bytes()),
+            (None, None)
+        );
     }
 }

@@ -49,11 +49,23 @@ pub struct Behaviour {
     pub delay_us_max: u64,
     /// One step in so many is refused for want of memory; none if 0.
     pub refuses_one_in: u64,
+    /// Where its memory is.
+    pub place: MemoryPlace,
+    /// Bytes of it that nobody else holds; without a number, as many as full slots take.
+    pub memory_bytes: Option<u64>,
 }
 
 impl Default for Behaviour {
     fn default() -> Self {
-        Self { vocab: 97, is_apart: true, seed: 0, delay_us_max: 0, refuses_one_in: 0 }
+        Self {
+            vocab: 97,
+            is_apart: true,
+            seed: 0,
+            delay_us_max: 0,
+            refuses_one_in: 0,
+            place: MemoryPlace::Device,
+            memory_bytes: None,
+        }
     }
 }
 
@@ -267,6 +279,16 @@ impl SimulatedDecoder {
         said.ok_or_else(|| RunError::Device("it is gone".to_owned()))
     }
 
+    /// Blocks that full slots take.
+    fn full_blocks(&self) -> usize {
+        self.slots.len() * self.facts.limits.max_seq_len.div_ceil(BLOCK_TOKENS)
+    }
+
+    /// Bytes of its memory.
+    fn memory_bytes(&self) -> u64 {
+        self.behaviour.memory_bytes.unwrap_or((self.full_blocks() * BLOCK_BYTES) as u64)
+    }
+
     fn check_slot(&self, slot: usize) -> Result<(), RunError> {
         let max_slots = self.slots.len();
         if slot < max_slots { Ok(()) } else { Err(RunError::UnknownSlot { slot, max_slots }) }
@@ -386,13 +408,16 @@ impl Decoder for SimulatedDecoder {
     }
 
     fn memory(&self) -> MemoryReport {
-        let bytes = (self.blocks_total * BLOCK_BYTES) as u64;
-        let usage = self.kv_usage();
-        MemoryReport {
-            place: MemoryPlace::Device,
-            total_bytes: Some(bytes),
-            free_bytes: Some((usage.blocks_free() * BLOCK_BYTES) as u64),
-            largest_bytes: None,
+        let total = self.memory_bytes();
+        let held = (self.kv_usage().blocks_held * BLOCK_BYTES) as u64;
+        match self.behaviour.place {
+            MemoryPlace::Host => MemoryReport::HOST,
+            place => MemoryReport {
+                place,
+                total_bytes: Some(total),
+                free_bytes: Some(total.saturating_sub(held)),
+                largest_bytes: None,
+            },
         }
     }
 
@@ -410,9 +435,8 @@ impl Decoder for SimulatedDecoder {
     }
 
     fn set_kv_bytes_max(&mut self, bytes: u64) {
-        let full = self.slots.len() * self.facts.limits.max_seq_len.div_ceil(BLOCK_TOKENS);
         let fit = usize::try_from(bytes / BLOCK_BYTES as u64).unwrap_or(usize::MAX);
-        self.blocks_total = fit.min(full).max(self.kv_usage().blocks_held);
+        self.blocks_total = fit.min(self.full_blocks()).max(self.kv_usage().blocks_held);
     }
 
     fn held(&self, slot: usize) -> usize {
@@ -436,6 +460,9 @@ impl Decoder for SimulatedDecoder {
             return Err(RunError::KvFull { more, held, total });
         }
         let Behaviour { refuses_one_in, delay_us_max, .. } = self.behaviour;
+        if ((held + more) * BLOCK_BYTES) as u64 > self.memory_bytes() {
+            return Err(RunError::NoMemory { bytes: more * BLOCK_BYTES });
+        }
         if refuses_one_in > 0 && self.random.one_in(refuses_one_in as usize) {
             return Err(RunError::NoMemory { bytes: more * BLOCK_BYTES });
         }

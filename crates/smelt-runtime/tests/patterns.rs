@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use smelt_backend::sampling::{Chosen, Sampler, Settings};
 use smelt_backend::simulated::{Behaviour, IMAGE_TOKENS, SimulatedDecoder, SimulatedGraph};
-use smelt_backend::{Decoder, FeatureSpan, ImageEmbeds, KvOptions, SlotInput, VisionEngine};
+use smelt_backend::{
+    Decoder, FeatureSpan, ImageEmbeds, KvOptions, MemoryPlace, SlotInput, VisionEngine,
+};
 use smelt_random::Random;
 use smelt_runtime::deployment::{Deployment, Text};
 use smelt_runtime::generation::{Constraint, Finish, SamplingParams};
@@ -18,6 +20,7 @@ use smelt_runtime::image::{View, VisionInput};
 use smelt_runtime::prepare::Prepared;
 use smelt_runtime::service::{
     Client, Event, EventReceiver, KvMemory, Options, Priority, Refused, Request, Service,
+    StartError,
 };
 use smelt_runtime::vision::Vision;
 
@@ -215,6 +218,35 @@ fn play(seed: u64, text: &Arc<Text>) -> (usize, u64) {
         }
     }
     (compared, service.stats().preemptions)
+}
+
+#[test]
+fn a_service_is_sized_by_the_memory_of_its_decoder() {
+    let text = text();
+    let block = SimulatedDecoder::open(kv(4), behaviour(text.vocab)).kv_usage();
+    let (block_bytes, block_tokens) = (block.block_bytes as u64, block.block_tokens as u64);
+    let start = |place, blocks: u64, memory_max| {
+        let memory_bytes = Some(blocks * block_bytes);
+        let behaviour = Behaviour { place, memory_bytes, ..behaviour(text.vocab) };
+        let llm = Box::new(SimulatedDecoder::open(kv(4), behaviour));
+        let deployment = Deployment { text: Arc::clone(&text), vision: None, llm, engines: None };
+        Service::start(deployment, Options { memory_max, ..Options::default() })
+    };
+    // A process that may take nothing: its device has memory all the same.
+    let device = start(MemoryPlace::Device, 40, Some(1)).unwrap();
+    assert_eq!(device.plan().tokens, 36 * block_tokens, "a tenth is left to others");
+    assert!(device.is_on_device());
+    assert_eq!(device.may_take_bytes(), 0, "runs of this machine need not make room for it");
+    let unified = start(MemoryPlace::Unified, 40, None).unwrap();
+    assert_eq!((unified.plan().tokens, unified.is_on_device()), (36 * block_tokens, false));
+    assert_eq!(unified.may_take_bytes(), 36 * block_bytes);
+    let host = start(MemoryPlace::Host, 40, None).unwrap();
+    let full = 4 * MAX_SEQ_LEN as u64 / block_tokens;
+    assert_eq!(host.plan().tokens, full * block_tokens, "others measure the machine");
+    for (place, blocks) in [(MemoryPlace::Unified, 40), (MemoryPlace::Device, 1)] {
+        let refused = start(place, blocks, Some(1)).unwrap_err();
+        assert!(matches!(refused, StartError::DoesNotFit(_)), "{refused}");
+    }
 }
 
 #[test]

@@ -26,8 +26,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use smelt_backend::Decoder;
 use smelt_backend::position_ids::PositionId;
+use smelt_backend::{Decoder, MemoryPlace};
 use smelt_watch::{Machine, Sample};
 
 use crate::deployment::{Deployment, Text};
@@ -323,6 +323,8 @@ struct Inner {
     shared: Arc<Shared>,
     options: Options,
     plan: KvPlan,
+    /// Where keys and values are.
+    place: MemoryPlace,
     tokens_max: usize,
     next_task: AtomicU64,
     /// What names the engines, where they were opened from files.
@@ -358,6 +360,7 @@ impl Service {
         let options = Options { running_max, ..options }.under_cap();
         warm::up(&mut deployment, options.running_max)?;
         let plan = give_memory(&mut *deployment.llm, &options, picture_bytes, 1)?;
+        let place = deployment.llm.memory().place;
         let kv = deployment.llm.kv_usage();
         let capacity = Capacity {
             slots,
@@ -391,6 +394,7 @@ impl Service {
         }
         Ok(Self(Arc::new(Inner {
             plan,
+            place,
             tokens_max: kv.blocks_total * kv.block_tokens,
             next_task: AtomicU64::new(0),
             threads: Mutex::new(threads),
@@ -413,7 +417,12 @@ impl Service {
         self.0.plan
     }
 
-    /// Bytes that keys, values and pictures may take besides what they have.
+    /// Whether keys, values and weights are in a device's own memory, and take none of the machine's.
+    pub fn is_on_device(&self) -> bool {
+        self.0.place == MemoryPlace::Device
+    }
+
+    /// Bytes of the machine's memory that keys, values and pictures may take besides what they have.
     pub fn may_take_bytes(&self) -> u64 {
         let (kv, kept) = {
             let stats = self.0.shared.stats();
@@ -422,7 +431,7 @@ impl Service {
         let pictures = kept + self.0.shared.pixel_bytes.load(Ordering::Acquire);
         let held = (kv.blocks_held * kv.block_bytes) as u64;
         let more = self.0.options.picture_bytes().saturating_sub(pictures as u64);
-        self.0.plan.bytes.saturating_sub(held) + more
+        if self.is_on_device() { more } else { self.0.plan.bytes.saturating_sub(held) + more }
     }
 
     /// What was done so far, and what is being done.
@@ -540,7 +549,7 @@ impl Service {
     }
 }
 
-/// Lets keys and values take what this machine has left and no more, where one conversation is answered and no
+/// Lets keys and values take what is left where they are and no more, where one conversation is answered and no
 /// service.
 ///
 /// # Errors
@@ -550,8 +559,9 @@ pub fn give_what_is_left(llm: &mut dyn Decoder) -> Result<KvPlan, DoesNotFit> {
     give_memory(llm, &Options::default(), 0, 2)
 }
 
-/// Measures what the engines left and lets keys and values take their part of it, beside pictures that would
-/// take `pictures` bytes under no cap, and for so many contexts at least.
+/// Measures what the engines left, of the machine's memory or of what the decoder says that its own has, and lets keys
+/// and values take their part of it, beside pictures that would take `pictures` bytes under no cap, and for so many
+/// contexts at least.
 fn give_memory(
     llm: &mut dyn Decoder,
     options: &Options,
@@ -561,6 +571,7 @@ fn give_memory(
     let machine = Machine::left_to_us(Path::new("/"));
     let own = Sample::of(std::process::id());
     let memory = Memory {
+        place: MemoryPlace::Host,
         available: machine.mem_available_bytes.unwrap_or(u64::MAX),
         resident: own.map_or(0, |own| own.rss_bytes),
         cap: options.memory_max,
@@ -568,6 +579,7 @@ fn give_memory(
         preparing: options.preparing_bytes,
         kv: options.kv,
     };
+    let memory = memory.of(&llm.memory(), pictures.min(options.picture_cache_bytes as u64));
     let (kv, limits) = (llm.kv_usage(), llm.facts().limits);
     let contexts = options.contexts_max.unwrap_or(limits.max_slots).min(limits.max_slots);
     let sizes = KvSizes {
@@ -603,7 +615,34 @@ impl Drop for Inner {
 
 #[cfg(test)]
 mod tests {
+    use smelt_backend::KvOptions;
+    use smelt_backend::simulated::{Behaviour, SimulatedDecoder};
+
     use super::*;
+
+    /// What a decoder is given whose memory is there and has room for so many blocks, under a cap of the process.
+    fn given(place: MemoryPlace, blocks: u64, cap: Option<u64>) -> Result<usize, DoesNotFit> {
+        let kv = KvOptions { max_slots: Some(4), max_seq_len: Some(160), ..KvOptions::default() };
+        let behaviour = Behaviour { is_apart: false, place, ..Behaviour::default() };
+        let block_bytes = SimulatedDecoder::open(kv, behaviour).kv_usage().block_bytes as u64;
+        let behaviour = Behaviour { memory_bytes: Some(blocks * block_bytes), ..behaviour };
+        let mut decoder = SimulatedDecoder::open(kv, behaviour);
+        let options = Options { memory_max: cap, ..Options::default() };
+        give_memory(&mut decoder, &options, 0, 1)?;
+        Ok(decoder.kv_usage().blocks_total)
+    }
+
+    #[test]
+    fn a_decoder_is_given_of_the_memory_that_it_has() {
+        use MemoryPlace::{Device, Host, Unified};
+        assert_eq!(given(Host, 20, None), Ok(40), "the machine has more than full slots take");
+        assert_eq!((given(Device, 20, None), given(Unified, 20, None)), (Ok(18), Ok(18)));
+        assert_eq!(given(Device, 1000, None), Ok(40), "no more than full slots take");
+        assert_eq!(given(Device, 20, Some(1)), Ok(18), "a cap of the process is not the device's");
+        assert!(given(Host, 20, Some(1)).is_err() && given(Unified, 20, Some(1)).is_err());
+        let error = given(Device, 2, None).unwrap_err().to_string();
+        assert!(error.contains("MiB of the device's memory, but one block"), "{error}");
+    }
 
     #[test]
     fn pictures_take_less_under_a_small_cap() {

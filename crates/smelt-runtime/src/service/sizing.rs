@@ -1,6 +1,11 @@
 //! Says how much memory keys and values may take, and what fits into it.
 //!
-//! Plain arithmetic over what was measured after the engines ran once.  Knows no engine and no file.
+//! Plain arithmetic over what was measured after the engines ran once, and over what the decoder says of its own memory: a
+//! device's is divided by what is free there, whatever the machine has.  Knows no engine and no file.
+
+use std::fmt;
+
+use smelt_backend::{MemoryPlace, MemoryReport};
 
 /// How much memory keys and values may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -17,9 +22,11 @@ pub enum KvMemory {
 /// What there is, and what is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Memory {
-    /// Bytes that the machine has left, once the engines have run.
+    /// Where keys and values will be.
+    pub(super) place: MemoryPlace,
+    /// Bytes that are left there, once the engines have run.
     pub(super) available: u64,
-    /// Bytes that this process takes, weights included.
+    /// Bytes that this process takes, weights included; of a device's own memory, those that anybody takes.
     pub(super) resident: u64,
     /// Bytes that this process may take at most.
     pub(super) cap: Option<u64>,
@@ -29,6 +36,33 @@ pub(super) struct Memory {
     pub(super) preparing: u64,
     /// What keys and values may take of it.
     pub(super) kv: KvMemory,
+}
+
+impl Memory {
+    /// The same for a decoder that says this of its memory; `kept` are the bytes of pictures that may lie beside its keys
+    /// and values.
+    ///
+    /// A device's own memory is none of the machine's: no cap of the process counts there, and neither pixels nor texts
+    /// lie there.  Of memory that both use, each knows what is left.
+    pub(super) fn of(self, report: &MemoryReport, kept: u64) -> Self {
+        let room = report.room_bytes().unwrap_or(u64::MAX);
+        let resident = report.held_bytes().unwrap_or_default();
+        match report.place {
+            place @ MemoryPlace::Host => Self { place, ..self },
+            place @ MemoryPlace::Unified => {
+                Self { place, available: self.available.min(room), ..self }
+            }
+            place @ MemoryPlace::Device => Self {
+                place,
+                available: room,
+                resident,
+                cap: None,
+                pictures: self.pictures.min(kept),
+                preparing: 0,
+                kv: self.kv,
+            },
+        }
+    }
 }
 
 /// What keys and values of an engine take.
@@ -66,24 +100,17 @@ pub struct KvPlan {
 }
 
 /// Keys and values have no room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "keys and values may take {} MiB, but one block for {block_tokens} tokens takes {} KiB and an answer needs two (the process takes {} MiB, {} MiB are for pictures, {} MiB for requests that are prepared): free memory, raise --memory (from {} MiB on it suffices) or --kv-memory, or use --kv int8",
-    room >> 20,
-    block_bytes >> 10,
-    resident >> 20,
-    pictures >> 20,
-    preparing >> 20,
-    suffices.div_ceil(1 << 20)
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DoesNotFit {
+    /// Where they would be.
+    pub place: MemoryPlace,
     /// Bytes that are left.
     pub room: u64,
     /// Bytes of a block.
     pub block_bytes: u64,
     /// Tokens of a block.
     pub block_tokens: u64,
-    /// Bytes that the process takes without them.
+    /// Bytes that the process takes without them; of a device's own memory, those that are taken of it.
     pub resident: u64,
     /// Bytes that pictures may take.
     pub pictures: u64,
@@ -91,6 +118,34 @@ pub struct DoesNotFit {
     pub preparing: u64,
     /// Bytes of the whole process from which on a cap suffices.
     pub suffices: u64,
+}
+
+impl std::error::Error for DoesNotFit {}
+
+impl fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, room, block_bytes, block_tokens, resident, .. } = *self;
+        let Self { pictures, preparing, suffices, .. } = *self;
+        let [room, resident, pictures, preparing] =
+            [room, resident, pictures, preparing].map(|bytes| bytes >> 20);
+        let of = if place == MemoryPlace::Device { " of the device's memory" } else { "" };
+        let block = block_bytes >> 10;
+        write!(
+            f,
+            "keys and values may take {room} MiB{of}, but one block for {block_tokens} tokens takes {block} KiB and an answer needs two "
+        )?;
+        match place {
+            MemoryPlace::Device => write!(
+                f,
+                "({resident} MiB of it are taken, {pictures} MiB are for pictures): free the device's memory, raise --kv-memory, or use --kv int8"
+            ),
+            MemoryPlace::Host | MemoryPlace::Unified => write!(
+                f,
+                "(the process takes {resident} MiB, {pictures} MiB are for pictures, {preparing} MiB for requests that are prepared): free memory, raise --memory (from {} MiB on it suffices) or --kv-memory, or use --kv int8",
+                suffices.div_ceil(1 << 20)
+            ),
+        }
+    }
 }
 
 /// The part of a cap that pictures may take at most: under a small one they would leave nothing else.
@@ -134,8 +189,8 @@ const LEFT_TO_OTHERS: f64 = 0.1;
 /// # Errors
 /// [`DoesNotFit`] if not even the shortest context has room.
 pub(super) fn plan(memory: &Memory, sizes: &KvSizes) -> Result<KvPlan, DoesNotFit> {
-    let Memory { available, resident, cap, pictures: of_pictures, preparing: of_preparing, kv } =
-        *memory;
+    let Memory { place, available, resident, cap, kv, .. } = *memory;
+    let Memory { pictures: of_pictures, preparing: of_preparing, .. } = *memory;
     let (pictures, preparing) = (pictures(of_pictures, cap), preparing(of_preparing, cap));
     let beside = pictures + preparing;
     let under_cap = cap.map_or(u64::MAX, |cap| cap.saturating_sub(resident + beside));
@@ -151,6 +206,7 @@ pub(super) fn plan(memory: &Memory, sizes: &KvSizes) -> Result<KvPlan, DoesNotFi
     if blocks < 2 {
         let suffices = least_cap(resident + 2 * block_bytes, of_pictures, of_preparing);
         return Err(DoesNotFit {
+            place,
             room: asked,
             block_bytes,
             block_tokens,
@@ -172,6 +228,8 @@ pub(super) fn plan(memory: &Memory, sizes: &KvSizes) -> Result<KvPlan, DoesNotFi
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -179,8 +237,9 @@ mod tests {
         KvSizes { block_bytes: MIB, block_tokens: 64, max_seq_len: 1000, slots: 8 };
 
     fn memory(kv: KvMemory) -> Memory {
-        let (pictures, preparing) = (10 * MIB, 0);
-        Memory { available: 100 * MIB, resident: 50 * MIB, cap: None, pictures, preparing, kv }
+        let (place, pictures, preparing) = (MemoryPlace::Host, 10 * MIB, 0);
+        let (available, resident, cap) = (100 * MIB, 50 * MIB, None);
+        Memory { place, available, resident, cap, pictures, preparing, kv }
     }
 
     #[track_caller]
@@ -218,6 +277,77 @@ mod tests {
             "{error}"
         );
         assert_eq!(error.suffices, 62 * MIB);
+    }
+
+    fn report(place: MemoryPlace, total: u64, free: u64) -> MemoryReport {
+        let (total_bytes, free_bytes) = (Some(total * MIB), Some(free * MIB));
+        MemoryReport { place, total_bytes, free_bytes, largest_bytes: None }
+    }
+
+    #[test]
+    fn a_device_is_divided_by_its_own_memory() {
+        let host = Memory { preparing: 20 * MIB, cap: Some(80 * MIB), ..memory(KvMemory::Free) };
+        let device = report(MemoryPlace::Device, 1000, 60);
+        // What pictures keep may lie there; what is read and prepared does not, and no cap counts.
+        check(host.of(&device, 4 * MIB), 50, 1000, 3);
+        let little = Memory { available: MIB, resident: 900 * MIB, ..host };
+        check(little.of(&device, 4 * MIB), 50, 1000, 3);
+        let asked = Memory { kv: KvMemory::Bytes(900 * MIB), ..host };
+        check(asked.of(&device, 4 * MIB), 60, 1000, 3);
+        let pieces = MemoryReport { largest_bytes: Some(20 * MIB), ..device };
+        check(host.of(&pieces, 0), 18, 1000, 1);
+        let full = report(MemoryPlace::Device, 1000, 1);
+        let error = plan(&host.of(&full, 0), &SIZES).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "keys and values may take 0 MiB of the device's memory, but one block for 64 tokens takes 1024 KiB and an answer needs two (999 MiB of it are taken, 0 MiB are for pictures): free the device's memory, raise --kv-memory, or use --kv int8"
+        );
+    }
+
+    #[test]
+    fn memory_that_both_use_is_what_the_tighter_one_has() {
+        let host = memory(KvMemory::Free);
+        check(host.of(&report(MemoryPlace::Unified, 1000, 60), 0), 44, 1000, 2);
+        check(host.of(&report(MemoryPlace::Unified, 1000, 900), 0), 80, 1000, 5);
+        let capped = Memory { cap: Some(80 * MIB), ..host };
+        check(capped.of(&report(MemoryPlace::Unified, 1000, 900), 0), 20, 1000, 1);
+        assert_eq!(host.of(&MemoryReport::HOST, 0), host, "a processor's is the machine's");
+    }
+
+    #[test]
+    fn no_report_lets_more_be_taken_than_is_there() {
+        for seed in 0..20_000 {
+            let random = &mut Random::new(seed);
+            let mut mib = |end| random.below(end) as u64 * MIB;
+            let host = Memory {
+                available: mib(2000),
+                resident: mib(500),
+                pictures: mib(300),
+                preparing: mib(100),
+                ..memory(KvMemory::Free)
+            };
+            let (total, free, largest, kept) = (mib(3000), mib(3000), mib(3000), mib(300));
+            let cap = random.coin().then(|| random.below(2000) as u64 * MIB);
+            let part = random.unit().max(0.01).into();
+            let kv = random.pick(&[KvMemory::Free, KvMemory::Part(part), KvMemory::Bytes(total)]);
+            let place =
+                random.pick(&[MemoryPlace::Host, MemoryPlace::Unified, MemoryPlace::Device]);
+            let report = MemoryReport {
+                place,
+                total_bytes: Some(total),
+                free_bytes: Some(free.min(total)),
+                largest_bytes: random.coin().then_some(largest.min(free.min(total))),
+            };
+            let host = Memory { cap, kv, ..host };
+            let Ok(plan) = plan(&host.of(&report, kept), &SIZES) else { continue };
+            let room = report.room_bytes().unwrap();
+            let is_own = place != MemoryPlace::Host;
+            let is_machines = place != MemoryPlace::Device;
+            assert!(!is_own || plan.bytes <= room, "seed {seed}: {plan:?} of {report:?}");
+            assert!(!is_machines || plan.bytes <= host.available, "seed {seed}: {plan:?}");
+            let left = cap.map_or(u64::MAX, |cap| cap.saturating_sub(host.resident));
+            assert!(!is_machines || plan.bytes <= left, "seed {seed}: {plan:?}");
+        }
     }
 
     #[test]

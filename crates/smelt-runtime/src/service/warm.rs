@@ -29,7 +29,7 @@ pub(super) fn up(deployment: &mut Deployment, running_max: usize) -> Result<(), 
     }
     match warmed {
         // Little memory for keys and values is no fault: less is warm, then.
-        Err(RunError::KvFull { .. }) => Ok(()),
+        Err(RunError::KvFull { .. } | RunError::NoMemory { .. }) => Ok(()),
         other => other.map_err(GenerateError::Llm),
     }
 }

@@ -338,8 +338,8 @@ impl<E: Display> Loader<E> {
     fn loaded(&self) -> (Vec<usize>, Vec<Resident>) {
         let resident = |(at, found): (usize, &Option<DeploymentInfo>)| {
             let (running, used) = self.models.loaded(at)?;
-            let is_busy = running.live() > 0;
-            Some((at, Resident { bytes: found.as_ref()?.bytes, used, is_busy }))
+            let (is_busy, is_on_device) = (running.live() > 0, running.is_on_device());
+            Some((at, Resident { bytes: found.as_ref()?.bytes, used, is_busy, is_on_device }))
         };
         self.held.iter().enumerate().filter_map(resident).unzip()
     }

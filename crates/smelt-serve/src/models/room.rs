@@ -11,6 +11,8 @@ pub(super) struct Resident {
     pub(super) used: u64,
     /// Whether it is answering somebody.
     pub(super) is_busy: bool,
+    /// Whether it lives in a device's own memory: then the machine gains nothing when it leaves.
+    pub(super) is_on_device: bool,
 }
 
 /// What stays free for the rest of the machine, as a part of its memory.
@@ -20,7 +22,7 @@ const FREE_PART_MIN: f64 = 0.05;
 /// that answer nobody, the ones that were asked longest ago.  Nothing if that does not suffice.
 pub(super) fn make_room(loaded: &[Resident], need: u64, available: u64) -> Option<Vec<usize>> {
     let (mut free, mut leaving) = (available, Vec::new());
-    for at in idle(loaded) {
+    for at in idle(loaded).into_iter().filter(|at| !loaded[*at].is_on_device) {
         if free >= need {
             break;
         }
@@ -51,7 +53,7 @@ pub(super) fn relieve(loaded: &[Resident], available: u64, total: u64) -> Option
     }
     let last = loaded.iter().map(|model| model.used).max();
     let others = loaded.iter().enumerate().filter(|(_, model)| Some(model.used) != last);
-    let idle = others.filter(|(_, model)| !model.is_busy);
+    let idle = others.filter(|(_, model)| !model.is_busy && !model.is_on_device);
     idle.min_by_key(|(_, model)| model.used).map(|(at, _)| at)
 }
 
@@ -60,7 +62,13 @@ mod tests {
     use super::*;
 
     fn loaded(models: &[(u64, u64, bool)]) -> Vec<Resident> {
-        models.iter().map(|&(bytes, used, is_busy)| Resident { bytes, used, is_busy }).collect()
+        let resident = |&(bytes, used, is_busy): &(u64, u64, bool)| Resident {
+            bytes,
+            used,
+            is_busy,
+            is_on_device: false,
+        };
+        models.iter().map(resident).collect()
     }
 
     #[track_caller]
@@ -85,6 +93,16 @@ mod tests {
         assert_eq!(make_way(&models, Some(2)), Some(0));
         assert_eq!(make_way(&models[..2], Some(0)), None, "the other one is busy");
         assert_eq!(make_way(&[], None), None);
+    }
+
+    #[test]
+    fn what_lives_on_a_device_makes_no_room_in_the_machine() {
+        let mut models = loaded(&[(3, 9, false), (3, 7, false), (3, 8, false)]);
+        models[1].is_on_device = true;
+        assert_eq!(make_room(&models, 7, 4), Some(vec![2]));
+        assert_eq!(make_room(&models, 11, 4), None);
+        assert_eq!(relieve(&models, 0, 1000), Some(2));
+        assert_eq!(make_way(&models, None), Some(1), "another one may lack the device's memory");
     }
 
     #[test]

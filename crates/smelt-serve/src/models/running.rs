@@ -53,7 +53,15 @@ impl Running {
         }
     }
 
-    /// Bytes that it may take besides what it has; what encoders compute in is gone behind each text.
+    /// Whether it lives in a device's own memory; encoders live in the machine's.
+    pub(crate) fn is_on_device(&self) -> bool {
+        match self {
+            Self::Speaks(service) => service.is_on_device(),
+            Self::Embeds(_) | Self::Scores(_) => false,
+        }
+    }
+
+    /// Bytes of the machine's memory that it may take besides what it has; what encoders compute in is gone behind each text.
     pub(crate) fn may_take_bytes(&self) -> u64 {
         match self {
             Self::Speaks(service) => service.may_take_bytes(),

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use smelt_backend::{KvOptions, RunError};
+use smelt_backend::{KvOptions, MemoryPlace, RunError};
 use smelt_exec::served;
 use smelt_runtime::deployment::{Deployment, Text};
 use smelt_runtime::generate::{
@@ -69,7 +69,10 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let films = films.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
     let plan = give_what_is_left(&mut *deployment.llm);
     let plan = plan.map_err(too_little)?;
-    let _claim = claim::open(NAME, served::own_bytes().saturating_add(plan.bytes));
+    // What a device takes of its own memory is none of the machine's.
+    let is_apart = deployment.llm.memory().place == MemoryPlace::Device;
+    let may_take = if is_apart { 0 } else { plan.bytes };
+    let _claim = claim::open(NAME, served::own_bytes().saturating_add(may_take));
     cut(&plan, deployment.text.max_seq_len).iter().for_each(tell);
     tell_all(details::of_memory(plan.bytes, plan.context_max));
     let turn = Turn::from_marked("user", prompt, pictures.len()).map_err(Failed::usage)?;
