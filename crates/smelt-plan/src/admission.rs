@@ -132,25 +132,6 @@ pub fn admit(forecast: Forecast, room: &Room, waited: Duration) -> Admission {
     }
 }
 
-/// What makes a stage of this kind smaller.
-fn smaller(kind: Kind) -> &'static str {
-    match kind {
-        Kind::EngineBuild => {
-            "split-head or externalize before it (graph-surgery), a smaller precision"
-        }
-        Kind::LlmEngineBuild => "fewer max-slots, a shorter max-seq-len, a smaller scheme",
-        Kind::Calibrate => "shorter texts, fewer prompts",
-        Kind::Verify => "engines of a smaller scheme",
-        Kind::Source
-        | Kind::OnnxExport
-        | Kind::GraphSurgery
-        | Kind::Quantize
-        | Kind::Tune
-        | Kind::Deployment
-        | Kind::Command => "an escalate step that does less at once",
-    }
-}
-
 /// Why a stage was refused, and what would help, in one line; `servers` is who may take `served_bytes`.
 pub fn refusal(kind: Kind, forecast: Forecast, room: &Room, lack: Lack, servers: &str) -> String {
     let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
@@ -165,7 +146,7 @@ pub fn refusal(kind: Kind, forecast: Forecast, room: &Room, lack: Lack, servers:
                     mib(room.total_bytes),
                     mib(room.swap_total_bytes)
                 ),
-                format!("{missing} more swap on a disk (not zram), or {}", smaller(kind)),
+                format!("{missing} more swap on a disk (not zram), or {}", kind.smaller()),
             )
         }
         Lack::Others => (

@@ -20,7 +20,6 @@ pub mod quantity;
 pub mod retry;
 pub mod schedule;
 mod schema;
-mod surgery;
 pub mod text;
 pub mod tokens;
 pub mod validity;

@@ -79,7 +79,7 @@ fn the_demos_model_sees() {
 }
 
 /// The digests of every output of the demo.  They change only with a kind's version: when this
-/// fails, the bytes a stage makes have changed, so raise the version in `smelt-plan/src/kind.rs`.
+/// fails, the bytes a stage makes have changed, so raise the version in `smelt-plan/src/kind/`.
 #[test]
 fn the_demos_outputs_are_the_same_bytes_everywhere() {
     let world = demo();

@@ -1,11 +1,35 @@
-//! Says which fields each rule of `graph-surgery` needs and may have.
+//! `graph-surgery`: ONNX to ONNX by one rule.
 //!
-//! The fields themselves, with what they hold, stand in `kind`; this is about which of
-//! them go together.
-
-use std::collections::BTreeMap;
+//! Each rule has fields of its own: which it needs and may have stands in a table here.
 
 use serde_json::Value;
+
+use super::GRAPH;
+use super::definition::{Absent, Definition, Field, Takes, Values, field};
+
+/// More parts than this serve no memory pool.
+const PARTS_MAX: u64 = 256;
+/// A batch on these devices; more is a mistake.
+const BATCH_MAX: u64 = 65_536;
+
+const FIELDS: &[Field] = &[
+    field("onnx", GRAPH, Absent::Refused),
+    field("rule", Takes::Choice(&WORDS), Absent::Refused),
+    field("parts", Takes::Count(2, PARTS_MAX), Absent::Nothing),
+    field("max-bytes", Takes::Bytes, Absent::Nothing),
+    field("head", Takes::Text, Absent::Nothing),
+    field("scheme", Takes::Choice(&["int8", "int4-g32", "int4-g64", "int4-g128"]), Absent::Nothing),
+    field("size", Takes::Count(1, BATCH_MAX), Absent::Nothing),
+    field("inputs", Takes::Texts, Absent::Nothing),
+    field("outputs", Takes::Texts, Absent::Nothing),
+    field("nodes", Takes::Text, Absent::Nothing),
+    field("to", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Nothing),
+    field("names", Takes::Texts, Absent::Nothing),
+    field("opset", Takes::Count(17, 21), Absent::Nothing),
+];
+
+pub(super) const KIND: Definition =
+    Definition { conflict, ..Definition::new("graph-surgery", 1, FIELDS) };
 
 /// A rule of surgery, as a pipeline names it.
 struct Rule {
@@ -37,7 +61,7 @@ const RULES: [Rule; 9] = [
 ];
 
 /// The words a pipeline may write for `rule`.
-pub(crate) const WORDS: [&str; RULES.len()] = {
+const WORDS: [&str; RULES.len()] = {
     let mut words = [""; RULES.len()];
     let mut at = 0;
     while at < words.len() {
@@ -48,7 +72,7 @@ pub(crate) const WORDS: [&str; RULES.len()] = {
 };
 
 /// What does not go together in the params of a stage: the field at fault, and why.
-pub(crate) fn conflict(params: &BTreeMap<String, Value>) -> Option<(String, String)> {
+fn conflict(params: &Values) -> Option<(String, String)> {
     let word = params.get("rule").and_then(Value::as_str)?;
     let rule = RULES.iter().find(|rule| rule.name == word)?;
     for group in rule.needs {

@@ -1,0 +1,65 @@
+//! `deployment`: engines, tokenizer and preprocessing in the shape `chat` loads.
+
+use super::definition::{Absent, Definition, Field, Takes, field};
+use super::{CHECKPOINT, ENGINES, LLM_ENGINES, PROOF, SEQ_LEN_MAX, SLOTS_MAX};
+
+/// More tiles of one picture than models are trained with (InternVL's 12, its video's 40).
+const TILES_MAX: u64 = 64;
+/// More frames of one clip than processors of published models take.
+const FRAMES_MAX: u64 = 768;
+/// No prompt has more tokens than this of one picture.
+const IMAGE_TOKENS_MAX: u64 = SEQ_LEN_MAX;
+/// How a deployment is served where nobody says otherwise.
+const SERVING: [&str; 4] = ["max-seq-len", "slots", "tiles", "frames"];
+/// What a CLIP beside a deployment is made of.
+const CLIP: [&str; 3] = ["clip", "clip-vision", "clip-text"];
+
+const FIELDS: &[Field] = &[
+    field("model", Takes::Text, Absent::Word("internvl3")),
+    field("checkpoint", CHECKPOINT, Absent::Refused),
+    field("vision", ENGINES, Absent::Nothing),
+    field("llm", LLM_ENGINES, Absent::Nothing),
+    field("encoder", ENGINES, Absent::Nothing),
+    field("max-seq-len", Takes::Count(2, SEQ_LEN_MAX), Absent::Nothing),
+    field("slots", Takes::Count(1, SLOTS_MAX), Absent::Nothing),
+    field("tiles", Takes::Count(1, TILES_MAX), Absent::Nothing),
+    field("frames", Takes::Count(1, FRAMES_MAX), Absent::Nothing),
+    field("thresholds", Takes::Texts, Absent::Nothing),
+    field("image-tokens", Takes::Count(1, IMAGE_TOKENS_MAX), Absent::Nothing),
+    field("clip", CHECKPOINT, Absent::Nothing),
+    field("clip-vision", ENGINES, Absent::Nothing),
+    field("clip-text", ENGINES, Absent::Nothing),
+    field("verified", PROOF, Absent::Nothing),
+];
+
+/// Version 5: deployment.json says how it is served; what is deployed was opened, and has said a word.
+pub(super) const KIND: Definition = Definition {
+    by_path: &["vision", "llm", "encoder", "clip-vision", "clip-text"],
+    fault,
+    ..Definition::new("deployment", 5, FIELDS)
+};
+
+fn fault(is_given: &dyn Fn(&str) -> bool) -> Option<&'static str> {
+    if is_given("encoder") {
+        let others = ["vision", "llm", "verified", "thresholds", "image-tokens"];
+        return others.into_iter().chain(SERVING).chain(CLIP).any(is_given).then_some(
+            "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"max-seq-len\", \"slots\", \"tiles\", \"frames\", \"thresholds\", \"image-tokens\" and \"clip\"",
+        );
+    }
+    if !is_given("llm") {
+        return Some("needs the key \"llm\", with \"vision\" where it sees, or \"encoder\" alone");
+    }
+    if !is_given("vision") {
+        let sight = ["tiles", "frames", "thresholds", "image-tokens"];
+        return sight.into_iter().chain(CLIP).any(is_given).then_some(
+            "without \"vision\" it reads text alone; leave out \"tiles\", \"frames\", \"thresholds\", \"image-tokens\" and \"clip\"",
+        );
+    }
+    if !CLIP.into_iter().any(is_given) {
+        return None;
+    }
+    let is_routed = is_given("thresholds") || is_given("image-tokens");
+    (!is_routed || !CLIP.into_iter().all(is_given)).then_some(
+        "a CLIP is \"clip\", \"clip-vision\" and \"clip-text\" together, with \"thresholds\" or \"image-tokens\"",
+    )
+}

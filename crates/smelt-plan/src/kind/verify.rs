@@ -1,0 +1,21 @@
+//! `verify`: engines against the f32 reference.
+
+use super::definition::{Absent, Definition, Field, Takes, field};
+use super::{CHECKPOINT, ENGINE, Kind, LLM_ENGINE};
+
+const FIELDS: &[Field] = &[
+    field("vision", ENGINE, Absent::Nothing),
+    field("llm", LLM_ENGINE, Absent::Refused),
+    field("against", CHECKPOINT, Absent::Refused),
+    field("weights", Takes::Stage(&[Kind::Quantize, Kind::Command]), Absent::Nothing),
+    field("prompts", Takes::Path, Absent::Nothing),
+    // What the reference computes is sampled otherwise.
+    field("full", Takes::Flag, Absent::Nothing),
+];
+
+/// Version 8: the reference's products are fused.
+pub(super) const KIND: Definition = Definition {
+    is_reproducible: Some(false),
+    smaller: "engines of a smaller scheme",
+    ..Definition::new("verify", 8, FIELDS)
+};
