@@ -236,3 +236,91 @@ fn engines_for_several_devices_are_an_edge_each_and_one_is_keyed_as_before() {
     let error = Plan::build(&pipeline, &Pins::default()).unwrap_err().to_string();
     assert!(error.contains("takes a stage of kind llm-engine-build or command"), "{error}");
 }
+
+/// A stage of every kind, with words and numbers that are given and such that are filled in.
+const EVERY_KIND: &str = r#"
+smelt = 1
+name = "t"
+[stage.source]
+kind = "source"
+from = "synthetic:x"
+[stage.tune]
+kind = "tune"
+[stage.export]
+kind = "onnx-export"
+checkpoint = "source"
+grids = ["448x448"]
+probe = true
+[stage.surgery]
+kind = "graph-surgery"
+onnx = "export"
+rule = "split-head"
+max-bytes = "200MiB"
+[stage.engine]
+kind = "engine-build"
+onnx = "surgery"
+precision = "int8"
+tactics = "tune"
+[stage.calibrate]
+kind = "calibrate"
+checkpoint = "source"
+texts = ["a"]
+vision = "engine"
+[stage.quantize]
+kind = "quantize"
+checkpoint = "source"
+scheme = "int4-g128"
+method = "best"
+budget = 2
+calibration = "calibrate"
+allow-requantize = true
+[stage.llm]
+kind = "llm-engine-build"
+checkpoint = "quantize"
+[stage.verify]
+kind = "verify"
+vision = "engine"
+llm = "llm"
+against = "source"
+weights = "quantize"
+full = true
+[stage.deployment]
+kind = "deployment"
+checkpoint = "source"
+vision = "engine"
+llm = "llm"
+slots = 4
+verified = "verify"
+[stage.command]
+kind = "command"
+argv = ["true"]
+inputs = ["deployment"]
+outputs = ["o"]
+env = { A = "1" }
+writes = ["/"]
+capabilities = ["mknod"]
+"#;
+
+/// Stores are full of results under these keys.  They change only where a kind's version does: then they are computed
+/// anew, as `key` says.
+#[test]
+fn keys_of_every_kind_are_what_they_were() {
+    let pipeline = Pipeline::parse("t.toml", EVERY_KIND, &Overrides::default()).unwrap();
+    let plan = Plan::build(&pipeline, &Pins::default()).unwrap();
+    let found = plan.stages().map(|(_, stage)| (stage.name.as_str(), stage.recipe_key.to_string()));
+    let expect = [
+        ("source", "79477dcbcea2b4804890a72e04d465e01f5b2b91868e13cb222546fb04c589c8"),
+        ("tune", "a888de07a10c2d7973e707c1594cae07c98d9c4a8d6e077f2adecf718336cb8b"),
+        ("export", "fc0e82050c145e885120731d296035767d0658d9418516c61c19fbae54a1d398"),
+        ("surgery", "0fdfb80ccf84849f70c62bbacc67290d64dd7a0dd57783d89893a9d8b2d08e3d"),
+        ("engine", "02fb050b9f6d19f1c6009a916c5ac8fbedd510f43087155698efe4efbb303251"),
+        ("calibrate", "921b8fcaa5d90d707240c1c8bbcbbc3deb57c292808a8eafb040dbd1166945f6"),
+        ("quantize", "9663c8bd6278fc066a15dfc88b2da0a468c4bab378c7ec3f5bb8aa47ea39ec68"),
+        ("llm", "2aac25b8dc8e59c43a43cf99394fb62018eba94a13fe7ecfc974a233b8a87469"),
+        ("verify", "840c4283b798c18c6d5c5dfd104b15a3257b7a8003b7ae997a27a5f3ae528ba7"),
+        ("deployment", "fd2c6921be3a623081b7fb95ac70e3be705154b50858d05cf05be2506975b968"),
+        ("command", "d839279d9cbcf1feced5b6e02a26c7a33bf8074e1cbb16cc99df9fe94c544ded"),
+    ];
+    let expect = expect.map(|(name, key)| (name, key.to_owned()));
+    assert_eq!(found.collect::<BTreeMap<_, _>>(), BTreeMap::from(expect));
+}
