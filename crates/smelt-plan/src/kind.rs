@@ -6,21 +6,22 @@ mod calibrate;
 mod command;
 mod definition;
 mod deployment;
-mod engine_build;
-mod graph_surgery;
-mod llm_engine_build;
-mod onnx_export;
-mod quantize;
-mod source;
-mod tune;
+pub mod engine_build;
+pub mod graph_surgery;
+pub mod llm_engine_build;
+pub mod onnx_export;
+pub mod quantize;
+pub mod source;
+pub mod tune;
 mod verify;
+pub mod words;
 
 use serde::{Deserialize, Serialize};
 
 pub use command::{CAPABILITIES, NEEDS_CAPABILITIES, NETWORK, STRICT, TOOL, WRITES};
 use definition::Definition;
 pub use definition::{Absent, Field, Takes, Values};
-pub use quantize::{BUDGET_MAX, METHODS, SCHEMES};
+pub use words::{param, typed};
 
 /// Declares the kinds, each with the file that says what it is.
 macro_rules! kinds {

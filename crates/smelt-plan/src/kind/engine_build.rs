@@ -1,14 +1,49 @@
 //! `engine-build`: ONNX to an engine (trtexec's job).
 
-use serde_json::Value;
+use serde::Deserialize;
 
 use super::definition::{Absent, Definition, Field, Takes, Values, field};
+use super::words::{param, words};
 use super::{BACKEND, GRAPH, TACTICS};
+
+words! {
+    /// Who executes a graph.
+    GraphBackend {
+        /// smelt's own engine.
+        Native = "native",
+        /// ONNX Runtime, which takes the graph as it is.
+        OnnxRuntime = "onnxruntime",
+    }
+}
+
+words! {
+    /// How the native engine computes products.
+    GraphPrecision {
+        /// In f32, weights as they are given.
+        F32 = "f32",
+        /// In integers, weights and activations in 8 bits.
+        Int8 = "int8",
+    }
+}
+
+/// The params of a stage.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct EngineBuild {
+    /// Who executes the graph.
+    pub backend: GraphBackend,
+    /// How products are computed.
+    pub precision: GraphPrecision,
+}
 
 const FIELDS: &[Field] = &[
     field("onnx", GRAPH, Absent::Refused),
-    field(BACKEND, Takes::Choice(&["native", "onnxruntime"]), Absent::Word("native")),
-    field("precision", Takes::Choice(&["f32", "int8"]), Absent::Word("f32")),
+    field(BACKEND, Takes::Choice(GraphBackend::WORDS), Absent::Word(GraphBackend::Native.word())),
+    field(
+        "precision",
+        Takes::Choice(GraphPrecision::WORDS),
+        Absent::Word(GraphPrecision::F32.word()),
+    ),
     field("tactics", TACTICS, Absent::Nothing),
 ];
 
@@ -21,18 +56,22 @@ pub(super) const KIND: Definition = Definition {
 
 /// Precisions are the native engine's: another back end takes the graph as it is.
 fn conflict(params: &Values) -> Option<(String, String)> {
-    let word = |name: &str| params.get(name).and_then(Value::as_str);
-    let (backend, precision) = (word(BACKEND)?, word("precision")?);
+    let backend: GraphBackend = param(params, BACKEND)?;
+    let precision: GraphPrecision = param(params, "precision")?;
     let message = || {
+        let (backend, precision) = (backend.word(), precision.word());
         format!(
             "\"precision\": \"{precision}\" is of backend = \"native\"; {backend} takes weights as they are in the graph"
         )
     };
-    (backend != "native" && precision != "f32").then(|| ("precision".to_owned(), message()))
+    let is_foreign = backend != GraphBackend::Native && precision != GraphPrecision::F32;
+    is_foreign.then(|| ("precision".to_owned(), message()))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]

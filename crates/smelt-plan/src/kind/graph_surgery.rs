@@ -2,10 +2,82 @@
 //!
 //! Each rule has fields of its own: which it needs and may have stands in a table here.
 
-use serde_json::Value;
+use serde::Deserialize;
 
 use super::GRAPH;
 use super::definition::{Absent, Definition, Field, Takes, Values, field};
+use super::words::{FloatType, param, words};
+
+words! {
+    /// A rule of surgery.
+    SurgeryRule {
+        /// Cuts the vocabulary product into parts.
+        SplitHead = "split-head",
+        /// Rounds the weight of the vocabulary product to few bits.
+        QuantizeHead = "quantize-head",
+        /// Fixes the batch size.
+        SetBatch = "set-batch",
+        /// Stores equal weights once.
+        Dedupe = "dedupe",
+        /// Computes what is constant.
+        FoldConstants = "fold-constants",
+        /// Keeps what lies between values.
+        Extract = "extract",
+        /// Computes nodes in another float type.
+        InsertCast = "insert-cast",
+        /// Makes weights inputs of the graph.
+        Externalize = "externalize",
+        /// Says the same in another operator set.
+        ToOpset = "to-opset",
+    }
+}
+
+words! {
+    /// How the weight of the vocabulary product is rounded.
+    HeadPrecision {
+        /// 8 bits, a scale for each token.
+        Int8 = "int8",
+        /// 4 bits, a scale for 32 channels.
+        Int4G32 = "int4-g32",
+        /// 4 bits, a scale for 64 channels.
+        Int4G64 = "int4-g64",
+        /// 4 bits, a scale for 128 channels.
+        Int4G128 = "int4-g128",
+    }
+}
+
+/// The params of a stage; which of them are there follows from the rule.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct GraphSurgery {
+    /// What is done.
+    pub rule: SurgeryRule,
+    /// Into how many parts a head is cut.
+    pub parts: Option<usize>,
+    /// The most bytes of a part of it.
+    pub max_bytes: Option<u64>,
+    /// The output that the head gives.
+    pub head: Option<String>,
+    /// How its weight is rounded.
+    pub scheme: Option<HeadPrecision>,
+    /// The batch.
+    pub size: Option<usize>,
+    /// Values that become inputs.
+    #[serde(default)]
+    pub inputs: Vec<String>,
+    /// Values that become outputs.
+    #[serde(default)]
+    pub outputs: Vec<String>,
+    /// Nodes that are computed in another type, by name or operator.
+    pub nodes: Option<String>,
+    /// That type.
+    pub to: Option<FloatType>,
+    /// Weights that become inputs.
+    #[serde(default)]
+    pub names: Vec<String>,
+    /// The operator set.
+    pub opset: Option<i64>,
+}
 
 /// More parts than this serve no memory pool.
 const PARTS_MAX: u64 = 256;
@@ -14,16 +86,16 @@ const BATCH_MAX: u64 = 65_536;
 
 const FIELDS: &[Field] = &[
     field("onnx", GRAPH, Absent::Refused),
-    field("rule", Takes::Choice(&WORDS), Absent::Refused),
+    field("rule", Takes::Choice(SurgeryRule::WORDS), Absent::Refused),
     field("parts", Takes::Count(2, PARTS_MAX), Absent::Nothing),
     field("max-bytes", Takes::Bytes, Absent::Nothing),
     field("head", Takes::Text, Absent::Nothing),
-    field("scheme", Takes::Choice(&["int8", "int4-g32", "int4-g64", "int4-g128"]), Absent::Nothing),
+    field("scheme", Takes::Choice(HeadPrecision::WORDS), Absent::Nothing),
     field("size", Takes::Count(1, BATCH_MAX), Absent::Nothing),
     field("inputs", Takes::Texts, Absent::Nothing),
     field("outputs", Takes::Texts, Absent::Nothing),
     field("nodes", Takes::Text, Absent::Nothing),
-    field("to", Takes::Choice(&["f32", "f16", "bf16"]), Absent::Nothing),
+    field("to", Takes::Choice(FloatType::WORDS), Absent::Nothing),
     field("names", Takes::Texts, Absent::Nothing),
     field("opset", Takes::Count(17, 21), Absent::Nothing),
 ];
@@ -31,50 +103,38 @@ const FIELDS: &[Field] = &[
 pub(super) const KIND: Definition =
     Definition { conflict, ..Definition::new("graph-surgery", 1, FIELDS) };
 
-/// A rule of surgery, as a pipeline names it.
-struct Rule {
-    name: &'static str,
+/// The fields of one rule.
+struct RuleFields {
     /// Of each group exactly one field must be there.
     needs: &'static [&'static [&'static str]],
     /// Fields that may be there.
     may: &'static [&'static str],
 }
 
-const fn rule(
-    name: &'static str,
+const fn rule_fields(
     needs: &'static [&'static [&'static str]],
     may: &'static [&'static str],
-) -> Rule {
-    Rule { name, needs, may }
+) -> RuleFields {
+    RuleFields { needs, may }
 }
 
-const RULES: [Rule; 9] = [
-    rule("split-head", &[&["parts", "max-bytes"]], &["head"]),
-    rule("quantize-head", &[&["scheme"]], &["head"]),
-    rule("set-batch", &[&["size"]], &[]),
-    rule("dedupe", &[], &[]),
-    rule("fold-constants", &[], &[]),
-    rule("extract", &[&["outputs"]], &["inputs"]),
-    rule("insert-cast", &[&["nodes"], &["to"]], &[]),
-    rule("externalize", &[], &["names"]),
-    rule("to-opset", &[&["opset"]], &[]),
-];
-
-/// The words a pipeline may write for `rule`.
-const WORDS: [&str; RULES.len()] = {
-    let mut words = [""; RULES.len()];
-    let mut at = 0;
-    while at < words.len() {
-        words[at] = RULES[at].name;
-        at += 1;
+fn fields_of(rule: SurgeryRule) -> RuleFields {
+    match rule {
+        SurgeryRule::SplitHead => rule_fields(&[&["parts", "max-bytes"]], &["head"]),
+        SurgeryRule::QuantizeHead => rule_fields(&[&["scheme"]], &["head"]),
+        SurgeryRule::SetBatch => rule_fields(&[&["size"]], &[]),
+        SurgeryRule::Dedupe | SurgeryRule::FoldConstants => rule_fields(&[], &[]),
+        SurgeryRule::Extract => rule_fields(&[&["outputs"]], &["inputs"]),
+        SurgeryRule::InsertCast => rule_fields(&[&["nodes"], &["to"]], &[]),
+        SurgeryRule::Externalize => rule_fields(&[], &["names"]),
+        SurgeryRule::ToOpset => rule_fields(&[&["opset"]], &[]),
     }
-    words
-};
+}
 
 /// What does not go together in the params of a stage: the field at fault, and why.
 fn conflict(params: &Values) -> Option<(String, String)> {
-    let word = params.get("rule").and_then(Value::as_str)?;
-    let rule = RULES.iter().find(|rule| rule.name == word)?;
+    let rule: SurgeryRule = param(params, "rule")?;
+    let (word, rule) = (rule.word(), fields_of(rule));
     for group in rule.needs {
         match group.iter().filter(|name| params.contains_key(**name)).count() {
             1 => {}
@@ -103,6 +163,8 @@ fn quoted(names: &[&str], between: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[track_caller]

@@ -1,7 +1,22 @@
 //! `llm-engine-build`: a checkpoint to a decoder engine (trtllm-build's job).
 
+use serde::Deserialize;
+
 use super::definition::{Absent, Definition, Field, Takes, field};
+use super::words::DecoderBackend;
 use super::{BACKEND, Kind, SEQ_LEN_MAX, SLOTS_MAX, TACTICS};
+
+/// The params of a stage.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct LlmEngineBuild {
+    /// Who executes the decoder.
+    pub backend: DecoderBackend,
+    /// Tokens of a prompt with its answer.
+    pub max_seq_len: usize,
+    /// Answers at once.
+    pub max_slots: usize,
+}
 
 const FIELDS: &[Field] = &[
     field(
@@ -9,7 +24,11 @@ const FIELDS: &[Field] = &[
         Takes::Stage(&[Kind::Quantize, Kind::Source, Kind::Command]),
         Absent::Refused,
     ),
-    field(BACKEND, Takes::Choice(&["native"]), Absent::Word("native")),
+    field(
+        BACKEND,
+        Takes::Choice(DecoderBackend::WORDS),
+        Absent::Word(DecoderBackend::Native.word()),
+    ),
     field("max-seq-len", Takes::Count(1, SEQ_LEN_MAX), Absent::Number(1024)),
     field("max-slots", Takes::Count(1, SLOTS_MAX), Absent::Number(1)),
     field("tactics", TACTICS, Absent::Nothing),

@@ -1,40 +1,109 @@
 //! `quantize`: a checkpoint to one with other weight types.
 
-use serde_json::Value;
+use serde::Deserialize;
 
 use super::definition::{Absent, Definition, Field, Takes, Values, field};
+use super::words::{param, words};
 use super::{CALIBRATION, CHECKPOINT};
 
 /// Dampings that method = "best" tries for each input.
 pub const BUDGET_MAX: u64 = 4;
-/// The schemes of weights: bits, group, zero points.
-pub const SCHEMES: &[&str] = &[
-    "none",
-    "int8",
-    "int8-g32",
-    "int4-g32",
-    "int4-g64",
-    "int4-g128",
-    "int4-g32-asym",
-    "int4-g64-asym",
-    "int4-g128-asym",
-];
-/// The forms of a quantised checkpoint: smelt's own, and those that other servers load.
-const FORMATS: &[&str] = &["smelt", "compressed-tensors", "awq", "gptq"];
-/// The ways to choose the integers of weights.
-pub const METHODS: &[&str] = &["rtn", "mse", "awq", "gptq", "gptq-act-order", "best"];
+
+words! {
+    /// A scheme of weights: bits, group, zero points.
+    WeightScheme {
+        /// As the checkpoint has them.
+        None = "none",
+        /// 8 bits, a scale for each output.
+        Int8 = "int8",
+        /// 8 bits, a scale for 32 inputs.
+        Int8G32 = "int8-g32",
+        /// 4 bits, a scale for 32 inputs.
+        Int4G32 = "int4-g32",
+        /// 4 bits, a scale for 64 inputs.
+        Int4G64 = "int4-g64",
+        /// 4 bits, a scale for 128 inputs.
+        Int4G128 = "int4-g128",
+        /// 4 bits, a scale and a zero point for 32 inputs.
+        Int4G32Asym = "int4-g32-asym",
+        /// 4 bits, a scale and a zero point for 64 inputs.
+        Int4G64Asym = "int4-g64-asym",
+        /// 4 bits, a scale and a zero point for 128 inputs.
+        Int4G128Asym = "int4-g128-asym",
+    }
+}
+
+words! {
+    /// How the integers of weights are chosen.
+    RoundingMethod {
+        /// The nearest.
+        Rtn = "rtn",
+        /// The nearest, each group clipped where its error is least.
+        Mse = "mse",
+        /// AWQ.
+        Awq = "awq",
+        /// GPTQ.
+        Gptq = "gptq",
+        /// GPTQ, the largest inputs first.
+        GptqActOrder = "gptq-act-order",
+        /// Of several ways the one that costs a weight's outputs least.
+        Best = "best",
+    }
+}
+
+words! {
+    /// The format of a quantised checkpoint.
+    CheckpointFormat {
+        /// smelt's own.
+        Smelt = "smelt",
+        /// compressed-tensors, as vLLM reads it.
+        CompressedTensors = "compressed-tensors",
+        /// AutoAWQ's.
+        Awq = "awq",
+        /// GPTQ's.
+        Gptq = "gptq",
+    }
+}
+
+/// The params of a stage.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Quantize {
+    /// Of the linear weights of the layers.
+    pub scheme: WeightScheme,
+    /// Of the head, where it is another one.
+    pub head: Option<WeightScheme>,
+    /// Of the embeddings, where they are not left as they are.
+    pub embeddings: Option<WeightScheme>,
+    /// How integers are chosen.
+    pub method: RoundingMethod,
+    /// Dampings that the best way is looked for among.
+    pub budget: Option<usize>,
+    /// Patterns of names of tensors that stay floats.
+    #[serde(default)]
+    pub exclude: Vec<String>,
+    /// Whether weights that are integers already are rounded once more.
+    #[serde(default)]
+    pub allow_requantize: bool,
+    /// What is written.
+    pub format: CheckpointFormat,
+}
 
 const FIELDS: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),
-    field("scheme", Takes::Choice(SCHEMES), Absent::Refused),
-    field("head", Takes::Choice(SCHEMES), Absent::Nothing),
-    field("embeddings", Takes::Choice(SCHEMES), Absent::Nothing),
-    field("method", Takes::Choice(METHODS), Absent::Word("rtn")),
+    field("scheme", Takes::Choice(WeightScheme::WORDS), Absent::Refused),
+    field("head", Takes::Choice(WeightScheme::WORDS), Absent::Nothing),
+    field("embeddings", Takes::Choice(WeightScheme::WORDS), Absent::Nothing),
+    field("method", Takes::Choice(RoundingMethod::WORDS), Absent::Word(RoundingMethod::Rtn.word())),
     field("budget", Takes::Count(1, BUDGET_MAX), Absent::Nothing),
     field("calibration", CALIBRATION, Absent::Nothing),
     field("exclude", Takes::Texts, Absent::Nothing),
     field("allow-requantize", Takes::Flag, Absent::Nothing),
-    field("format", Takes::Choice(FORMATS), Absent::Word("smelt")),
+    field(
+        "format",
+        Takes::Choice(CheckpointFormat::WORDS),
+        Absent::Word(CheckpointFormat::Smelt.word()),
+    ),
 ];
 
 /// Version 9: errors are carried by the factor of the Hessian where inputs are few, best tries three dampings; other
@@ -48,17 +117,17 @@ fn conflict(params: &Values) -> Option<(String, String)> {
 
 /// A budget is what is spent on looking for the best way.
 fn idle_budget(params: &Values) -> Option<(String, String)> {
-    let method = params.get("method").and_then(Value::as_str)?;
-    let message = || format!("is for method = \"best\"; {method} tries one way alone");
-    let is_idle = params.contains_key("budget") && method != "best";
+    let method: RoundingMethod = param(params, "method")?;
+    let message = || format!("is for method = \"best\"; {} tries one way alone", method.word());
+    let is_idle = params.contains_key("budget") && method != RoundingMethod::Best;
     is_idle.then(|| ("budget".to_owned(), message()))
 }
 
 /// compressed-tensors 0.20, which transformers 5 reads them by, refuses sorted columns.
 fn unread_order(params: &Values) -> Option<(String, String)> {
-    let word = |name: &str| params.get(name).and_then(Value::as_str);
-    let is_sorted = word("method") == Some("gptq-act-order");
-    (is_sorted && word("format") == Some("compressed-tensors")).then(|| {
+    let is_sorted = param(params, "method") == Some(RoundingMethod::GptqActOrder);
+    let is_unread = param(params, "format") == Some(CheckpointFormat::CompressedTensors);
+    (is_sorted && is_unread).then(|| {
         let why = "gptq-act-order sorts columns, which compressed-tensors reads no more; use method = \"gptq\", or format = \"gptq\"";
         ("method".to_owned(), why.to_owned())
     })
@@ -66,6 +135,8 @@ fn unread_order(params: &Values) -> Option<(String, String)> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]

@@ -132,13 +132,14 @@ fn llm_engine_build(request: &Request) -> Result<(), Failed> {
 #[cfg(test)]
 mod tests {
     use smelt_model::quantize::BUDGET_MAX;
+    use smelt_plan::kind::quantize::{RoundingMethod, WeightScheme};
 
     use super::*;
 
     #[test]
     fn the_plan_and_the_quantiser_know_the_same_words() {
-        assert_eq!(smelt_plan::kind::SCHEMES, Scheme::WORDS);
-        assert_eq!(smelt_plan::kind::METHODS, Method::WORDS);
-        assert_eq!(smelt_plan::kind::BUDGET_MAX, BUDGET_MAX as u64);
+        assert_eq!(WeightScheme::WORDS, Scheme::WORDS);
+        assert_eq!(RoundingMethod::WORDS, Method::WORDS);
+        assert_eq!(smelt_plan::kind::quantize::BUDGET_MAX, BUDGET_MAX as u64);
     }
 }
