@@ -12,7 +12,7 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::model::Model;
 use smelt_model::synthetic;
 use smelt_plan::plan::{From, HubPin, Stage};
-use smelt_plan::{Kind, Plan, StageId};
+use smelt_plan::{Kind, Plan, StageId, kind};
 
 use crate::commands::explain::Story;
 use crate::load::Standing;
@@ -70,7 +70,7 @@ impl<'a> Checkpoints<'a> {
 
     fn read_file(&self, source: StageId, file: &str) -> Read {
         let stage = self.plan.stage(source);
-        if let Some(name) = made(stage) {
+        if let Some(name) = kind::source::synthetic(&stage.params) {
             return Ok(synthetic::configuration(name, file));
         }
         match (stage.fetched(), self.dir(source)) {
@@ -128,11 +128,6 @@ pub(crate) fn input<'a>(
 /// A param that is a number.
 pub(crate) fn count(stage: &Stage, name: &str) -> Option<usize> {
     stage.params.get(name)?.as_u64()?.try_into().ok()
-}
-
-/// The synthetic model that a source writes.
-fn made(source: &Stage) -> Option<&str> {
-    source.params.get("from")?.as_str()?.strip_prefix("synthetic:")
 }
 
 fn in_dir(path: &Path) -> Result<Option<String>, String> {

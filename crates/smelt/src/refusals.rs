@@ -10,7 +10,7 @@ use std::path::Path;
 use smelt_model::checkpoint::{INDEX_FILE, WEIGHTS_FILE};
 use smelt_model::model::{Model, Vision};
 use smelt_plan::plan::{HubPin, Stage};
-use smelt_plan::{Kind, Plan, StageId};
+use smelt_plan::{Plan, StageId};
 use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
 use smelt_runtime::tokenizer::TOKENIZER_FILE;
 
@@ -19,11 +19,11 @@ use crate::checkpoints::{Checkpoints, count, input};
 use crate::exit::{Exit, Failed};
 use crate::load::Standing;
 use crate::sees::{Unseen, image_processor_of, tower_of};
-use crate::stage::deployment;
+use crate::stage::{Refusal, deployment, worker};
 
 /// Whether a plan has stages that could be refused so: of others nothing need be looked up.
 pub(crate) fn may_be(plan: &Plan) -> bool {
-    plan.stages().any(|(_, stage)| matches!(stage.kind, Kind::Deployment | Kind::LlmEngineBuild))
+    plan.stages().any(|(_, stage)| refusal(stage).is_some())
 }
 
 /// The stages still to be built that will be refused, and why.
@@ -31,7 +31,7 @@ pub(crate) fn of(checkpoints: &Checkpoints<'_>) -> BTreeMap<StageId, String> {
     let standings = &checkpoints.story.standings;
     let is_hit = |id: StageId| matches!(standings[id.index()].0, Standing::Hit { .. });
     let stages = checkpoints.plan.stages().filter(|(id, _)| !is_hit(*id));
-    stages.filter_map(|(id, stage)| Some((id, of_stage(checkpoints, stage)?))).collect()
+    stages.filter_map(|(id, stage)| Some((id, refusal(stage)?(checkpoints, stage)?))).collect()
 }
 
 /// The same in words.
@@ -39,18 +39,22 @@ pub(crate) fn line(plan: &Plan, id: StageId, why: &str) -> String {
     format!("{} will be refused: {why}", plan.stage(id).name)
 }
 
-fn of_stage(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+fn refusal(stage: &Stage) -> Option<Refusal> {
+    worker(stage.kind)?.refusal
+}
+
+/// Why the engine of a decoder will be refused.
+pub(crate) fn of_decoder(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+    too_long(stage, &checkpoints.model(stage).ok()??)
+}
+
+/// Why a deployment will be refused; one without a decoder has no chat template and no context.
+pub(crate) fn of_deployment(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+    input(checkpoints.plan, stage, "llm")?;
     let known = || checkpoints.model(stage).ok().flatten();
-    match stage.kind {
-        Kind::LlmEngineBuild => too_long(stage, &known()?),
-        // One without a decoder has no chat template and no context.
-        Kind::Deployment if input(checkpoints.plan, stage, "llm").is_some() => {
-            let of_model =
-                |model: &Model| too_long(stage, model).or_else(|| apart(checkpoints, stage, model));
-            of_texts(checkpoints, stage).or_else(|| of_model(&known()?))
-        }
-        _ => None,
-    }
+    let of_model =
+        |model: &Model| too_long(stage, model).or_else(|| apart(checkpoints, stage, model));
+    of_texts(checkpoints, stage).or_else(|| of_model(&known()?))
 }
 
 /// A context that the model has no positions for.

@@ -11,8 +11,9 @@ use serde_json::Value;
 use smelt_model::checkpoint::{CONFIG_FILE, JSON_BYTES_MAX};
 use smelt_model::grid::Grid;
 use smelt_model::model::{Model, Vision};
+use smelt_plan::kind::onnx_export::ExportPart;
 use smelt_plan::plan::Stage;
-use smelt_plan::{Kind, Plan, StageId};
+use smelt_plan::{Kind, Plan, StageId, kind};
 
 use crate::exit::Failed;
 use crate::load::{self, Loaded, Standing};
@@ -79,7 +80,7 @@ fn tower(dir: &Path) -> Option<Box<Vision>> {
 }
 
 fn is_vision(stage: &Stage) -> bool {
-    stage.params.get("part").and_then(Value::as_str) == Some("vision")
+    kind::param(&stage.params, "part") == Some(ExportPart::Vision)
 }
 
 /// The sizes of pictures that an export is for; one that cannot be read is told by the export.

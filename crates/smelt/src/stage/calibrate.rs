@@ -12,12 +12,17 @@ use smelt_backend::VisionEngine;
 use smelt_engine::vision as engines;
 use smelt_model::calibrate::{Options, calibrate};
 use smelt_model::checkpoint::Checkpoint;
+use smelt_model::model::Model;
+use smelt_model::price::calibrating;
 use smelt_model::reference::{self, PromptEmbeds};
+use smelt_plan::Plan;
+use smelt_plan::plan::Stage;
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
 use smelt_runtime::accuracy::question;
 use smelt_runtime::image::{Image, Mosaic, Tiling, tiles};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
+use super::Worker;
 use super::deployment;
 use super::request::{Request, say};
 use crate::checkpoint::Beside;
@@ -62,7 +67,7 @@ impl Turn {
 
 /// The most tokens of the built-in texts that are run: twice as many taught a decoder of 135M no more, and
 /// take twice the work.
-pub(crate) const BUILT_IN_TOKENS_MAX: usize = 8192;
+const BUILT_IN_TOKENS_MAX: usize = 8192;
 
 /// What is asked of a picture that nobody asks anything of.
 const DESCRIBE: &str = "Describe this image in detail.";
@@ -83,7 +88,18 @@ pub(crate) struct Asked<'a> {
     pub(crate) rows: usize,
 }
 
-pub(super) fn run(request: &Request) -> Result<(), Failed> {
+pub(super) const WORKER: Worker = Worker { executes_graphs: true, products, ..Worker::new(run) };
+
+/// The products of the built-in texts; of what was given the words are not counted yet.
+fn products(_: &Plan, stage: &Stage, model: &dyn Fn() -> Option<Model>) -> Option<f64> {
+    let gives_files = stage.inputs.iter().any(|input| ["prompts", "images"].contains(&input.field));
+    if gives_files || stage.params.contains_key("texts") {
+        return None;
+    }
+    Some(calibrating(&model()?.llm?, BUILT_IN_TOKENS_MAX))
+}
+
+fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let mut texts = request.texts("texts");
     let given = request.optional_input("prompts");

@@ -27,19 +27,23 @@ use smelt_runtime::template::TOOLS_FILE;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use smelt_runtime::vision;
 
+use super::Worker;
 use super::phases::Phases;
 use super::request::{Request, say};
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::{Beside, MADE_DIR};
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
-use crate::photographs;
+use crate::{photographs, refusals};
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
 const FILES: [&str; 4] =
     [TOKENIZER_FILE, "tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
 
-pub(crate) fn run(request: &Request) -> Result<(), Failed> {
+pub(super) const WORKER: Worker =
+    Worker { executes_graphs: true, refusal: Some(refusals::of_deployment), ..Worker::new(run) };
+
+fn run(request: &Request) -> Result<(), Failed> {
     deploy(request).map_err(|why| of_own_files(why, request))
 }
 

@@ -9,33 +9,23 @@ use serde_json::Value;
 use smelt_engine::onnxruntime;
 use smelt_exec::{ProcessSpec, Task};
 use smelt_hub::Settings;
-use smelt_plan::Kind;
 use smelt_plan::kind::{NEEDS_CAPABILITIES, WRITES};
 use smelt_plan::tokens::Lease;
 use smelt_plan::validity::Validity;
 use smelt_store::FILES_MAX;
 
 use super::request::{Fetch, Request, named};
-use super::strict;
+use super::{Worker, strict, worker};
 
 /// The program of a stage of the pipeline in `folder`.
 pub(crate) fn order(task: &Task<'_>, folder: &Path) -> ProcessSpec {
-    match task.stage.kind {
-        Kind::Command => command(task, folder),
-        Kind::Source
-        | Kind::OnnxExport
-        | Kind::GraphSurgery
-        | Kind::Calibrate
-        | Kind::Quantize
-        | Kind::EngineBuild
-        | Kind::LlmEngineBuild
-        | Kind::Tune
-        | Kind::Verify
-        | Kind::Deployment => native(task),
+    match worker(task.stage.kind) {
+        Some(worker) => native(task, worker),
+        None => command(task, folder),
     }
 }
 
-fn native(task: &Task<'_>) -> ProcessSpec {
+fn native(task: &Task<'_>, worker: &Worker) -> ProcessSpec {
     let request = Request {
         kind: task.stage.kind,
         params: task.attempt.params.clone(),
@@ -48,7 +38,7 @@ fn native(task: &Task<'_>) -> ProcessSpec {
             file: pin.file.clone(),
         }),
     };
-    let libraries = executes(task.stage.kind).then(onnxruntime).flatten();
+    let libraries = worker.executes_graphs.then(onnxruntime).flatten();
     let (fetching, writes) = if request.fetch.is_some() { hub() } else { Default::default() };
     ProcessSpec {
         argv: ["/proc/self/exe", "stage", "work", task.stage.name.as_str()]
@@ -64,11 +54,6 @@ fn native(task: &Task<'_>) -> ProcessSpec {
         capabilities: Vec::new(),
         strict: None,
     }
-}
-
-/// Whether a stage of this kind runs graphs.
-fn executes(kind: Kind) -> bool {
-    matches!(kind, Kind::EngineBuild | Kind::Calibrate | Kind::Verify | Kind::Deployment)
 }
 
 /// Where the worker finds ONNX Runtime, since it has none of our environment to search by.  A name

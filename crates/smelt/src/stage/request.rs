@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use smelt_engine::tactics::Tactics;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::Kind;
+use smelt_plan::kind;
 
 use crate::checkpoint;
 use crate::console::tell;
@@ -58,6 +61,12 @@ pub(crate) fn say(line: &str) {
 }
 
 impl Request {
+    /// All params by their types, for `T` the params of its kind.
+    pub(crate) fn typed<T: DeserializeOwned>(&self) -> Result<T, Failed> {
+        let unread = |error| Failed::usage(format!("the stage's request does not read: {error}"));
+        kind::typed(&self.params).map_err(unread)
+    }
+
     /// A param that the plan has checked to be a word.
     pub(crate) fn word(&self, name: &str) -> Result<&str, Failed> {
         self.optional_word(name)
@@ -103,6 +112,11 @@ impl Request {
     /// The directories of a field that may name several, in their order.
     pub(crate) fn inputs_of(&self, field: &str) -> Vec<PathBuf> {
         (1..).map_while(|number| self.inputs.get(&nth(field, number)).cloned()).collect()
+    }
+
+    /// What a tuned stage found, if the stage names one.
+    pub(crate) fn tactics(&self) -> Result<Option<Tactics>, Failed> {
+        self.optional_input("tactics").map(Tactics::read).transpose().map_err(Failed::model)
     }
 
     /// The checkpoint an edge names.

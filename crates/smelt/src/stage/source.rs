@@ -6,17 +6,21 @@ use std::path::Path;
 
 use smelt_hub::{Address, Commit, Hub};
 use smelt_model::synthetic;
+use smelt_plan::kind;
 
+use super::Worker;
 use super::request::{Fetch, Request, say};
 use crate::exit::{Exit, Failed};
 use crate::hub;
 
-pub(crate) fn run(request: &Request) -> Result<(), Failed> {
+pub(super) const WORKER: Worker = Worker::new(run);
+
+fn run(request: &Request) -> Result<(), Failed> {
     if let Some(commit) = &request.fetch {
         return fetch(commit, request.input("from")?);
     }
-    let from = request.word("from")?;
-    let name = from.strip_prefix("synthetic:").unwrap_or(from);
+    let name = kind::source::synthetic(&request.params);
+    let name = name.ok_or_else(|| Failed::usage("the stage's request names no synthetic model"))?;
     synthetic::write(name, &request.out, &mut say).map_err(Failed::model)
 }
 

@@ -29,6 +29,7 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
 use smelt_model::reference::compare::compare;
 
+use super::Worker;
 use super::phases::Phases;
 use super::request::{Request, say};
 use crate::checkpoint::Beside;
@@ -84,7 +85,9 @@ impl Parties {
     }
 }
 
-pub(crate) fn run(request: &Request) -> Result<(), Failed> {
+pub(super) const WORKER: Worker = Worker { executes_graphs: true, ..Worker::new(run) };
+
+fn run(request: &Request) -> Result<(), Failed> {
     let mut parties = open(request)?;
     let mut record = Record { format: 2, ..Record::default() };
     let phases = &mut costs::phases(&parties, request);

@@ -1,0 +1,104 @@
+//! `quantize`: a checkpoint's weights in other types, and a report of what that cost.
+
+use smelt_model::model::Model;
+use smelt_model::packed::write::Format;
+use smelt_model::price::rounding;
+use smelt_model::quantize::{BUDGET, Method, Options, Report, Scheme};
+use smelt_plan::Plan;
+use smelt_plan::kind::quantize::{CheckpointFormat, Quantize, RoundingMethod, WeightScheme};
+use smelt_plan::kind::{self, Kind};
+use smelt_plan::plan::Stage;
+
+use super::Worker;
+use super::request::{Request, say};
+use crate::checkpoint::{self, QuantFormat};
+use crate::exit::Failed;
+
+pub(super) const WORKER: Worker = Worker { products, ..Worker::new(run) };
+
+fn run(request: &Request) -> Result<(), Failed> {
+    let checkpoint = request.checkpoint("checkpoint")?;
+    let params: Quantize = request.typed()?;
+    let options = Options {
+        head: params.head.map(scheme),
+        embeddings: params.embeddings.map(scheme),
+        method: method(params.method),
+        budget: params.budget.unwrap_or(BUDGET),
+        exclude: params.exclude,
+        allow_requantize: params.allow_requantize,
+        calibration: request.optional_input("calibration"),
+        ..Options::plain(scheme(params.scheme))
+    };
+    let form = form(params.format);
+    let report = checkpoint::quantize(&checkpoint, &options, form, &request.out, &mut say)?;
+    report.iter().flat_map(Report::table).for_each(|line| say(&line));
+    Ok(())
+}
+
+/// The products of rounding by what a `calibrate` stage sees.
+fn products(plan: &Plan, stage: &Stage, model: &dyn Fn() -> Option<Model>) -> Option<f64> {
+    let params: Quantize = kind::typed(&stage.params).ok()?;
+    let mut needs = stage.needs().map(|id| plan.stage(id));
+    let calibration = needs.find(|need| need.kind == Kind::Calibrate)?;
+    let samples: usize = kind::param(&calibration.params, "tokens")?;
+    let budget = params.budget.unwrap_or(BUDGET);
+    Some(rounding(&model()?.llm?, method(params.method), budget, samples))
+}
+
+fn scheme(word: WeightScheme) -> Scheme {
+    match word {
+        WeightScheme::None => Scheme::None,
+        WeightScheme::Int8 => Scheme::Int8,
+        WeightScheme::Int8G32 => Scheme::Int8G32,
+        WeightScheme::Int4G32 => Scheme::Int4G32,
+        WeightScheme::Int4G64 => Scheme::Int4G64,
+        WeightScheme::Int4G128 => Scheme::Int4G128,
+        WeightScheme::Int4G32Asym => Scheme::Int4G32Asym,
+        WeightScheme::Int4G64Asym => Scheme::Int4G64Asym,
+        WeightScheme::Int4G128Asym => Scheme::Int4G128Asym,
+    }
+}
+
+fn method(word: RoundingMethod) -> Method {
+    match word {
+        RoundingMethod::Rtn => Method::Rtn,
+        RoundingMethod::Mse => Method::Mse,
+        RoundingMethod::Awq => Method::Awq,
+        RoundingMethod::Gptq => Method::Gptq,
+        RoundingMethod::GptqActOrder => Method::GptqActOrder,
+        RoundingMethod::Best => Method::Best,
+    }
+}
+
+fn form(word: CheckpointFormat) -> QuantFormat {
+    match word {
+        CheckpointFormat::Smelt => QuantFormat::Smelt,
+        CheckpointFormat::CompressedTensors => QuantFormat::Foreign(Format::CompressedTensors),
+        CheckpointFormat::Awq => QuantFormat::Foreign(Format::Awq),
+        CheckpointFormat::Gptq => QuantFormat::Foreign(Format::Gptq),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smelt_model::quantize::BUDGET_MAX;
+    use smelt_plan::kind::quantize;
+
+    use super::*;
+
+    #[test]
+    fn the_plan_and_the_quantiser_know_the_same_words() {
+        assert_eq!(WeightScheme::WORDS, Scheme::WORDS);
+        assert_eq!(RoundingMethod::WORDS, Method::WORDS);
+        assert_eq!(quantize::BUDGET_MAX, BUDGET_MAX as u64);
+        for &word in WeightScheme::ALL {
+            assert_eq!(scheme(word).name(), word.word());
+        }
+        for &word in RoundingMethod::ALL {
+            assert_eq!(method(word).name(), word.word());
+        }
+        for &word in CheckpointFormat::ALL {
+            assert_eq!(QuantFormat::parse(word.word()), Ok(form(word)));
+        }
+    }
+}
