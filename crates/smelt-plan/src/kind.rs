@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use command::{CAPABILITIES, NEEDS_CAPABILITIES, NETWORK, STRICT, TOOL, WRITES};
 use definition::Definition;
-pub use definition::{Absent, Field, Takes, Values};
+pub use definition::{Absent, Field, MemoryUse, Takes, TensorsHandled, Values};
 pub use words::{param, typed};
 
 /// Declares the kinds, each with the file that says what it is.
@@ -132,6 +132,16 @@ impl Kind {
     /// What makes a stage of this kind smaller.
     pub(crate) fn smaller(self) -> &'static str {
         self.definition().smaller
+    }
+
+    /// What a stage with these params holds in memory while it works.
+    pub fn memory(self, params: &Values) -> MemoryUse {
+        (self.definition().memory)(params)
+    }
+
+    /// Which tensors a stage with these params handles.
+    pub fn tensors(self, params: &Values) -> TensorsHandled {
+        (self.definition().tensors)(params)
     }
 
     /// Whether a stage of this kind makes the same bytes from the same inputs, on any machine and any

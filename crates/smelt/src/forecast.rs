@@ -4,14 +4,14 @@
 //! What is forecast is memory that the kernel cannot drop.  An engine that maps gigabytes of weights
 //! needs little of it, and runs on a board with less than its resident memory elsewhere.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use smelt_exec::{RunReport, StageReport, StageStatus, Task};
 use smelt_plan::admission::{Basis, Forecast};
+use smelt_plan::kind::{MemoryUse, Values};
 use smelt_plan::pipeline::Limits;
 use smelt_plan::plan::{Attempt, Stage};
 use smelt_plan::{Digest, Kind, Plan};
@@ -145,7 +145,7 @@ pub(crate) fn of_stage(
 /// An attempt at a stage.
 struct Asked<'a> {
     stage: &'a Stage,
-    params: &'a BTreeMap<String, Value>,
+    params: &'a Values,
     limits: &'a Limits,
     is_changed: bool,
     /// What executing the vision tower that it builds holds, where that is known.
@@ -168,15 +168,13 @@ impl Asked<'_> {
         let is_same = |took: &Took| took.recipe == Some(*recipe_key) && !self.is_changed;
         let learned = known(Basis::Learned, took.filter(is_same).map(|took| took.held_bytes));
         let before = || known(Basis::Alike, took.map(|took| took.held_bytes));
-        let learning = || learning(*kind, self.params, input_bytes()?);
-        let executed = || {
-            let is_native = how(*kind, self.params).contains("backend=\"native\"");
-            let tower = self.tower.filter(|_| *kind == Kind::EngineBuild && is_native)?;
+        let bytes = || match kind.memory(self.params) {
+            MemoryUse::Streams => Some(STREAMING_BYTES),
+            MemoryUse::Learns => Some(learning(input_bytes()?)),
             // Weights are packed before it is executed once.
-            Some(tower.saturating_add(STREAMING_BYTES))
+            MemoryUse::Executes => Some(self.tower?.saturating_add(STREAMING_BYTES)),
+            MemoryUse::Unknown => None,
         };
-        let streaming = || streaming(*kind, self.params);
-        let bytes = || streaming().or_else(learning).or_else(executed);
         let estimated = || known(Basis::Estimated, bytes());
         let like = || {
             let bytes = || alike.of(*kind, &how(*kind, self.params), input_bytes()?);
@@ -187,38 +185,15 @@ impl Asked<'_> {
     }
 }
 
-/// What a stage of ours that streams holds at most, whatever it reads.
-fn streaming(kind: Kind, params: &BTreeMap<String, Value>) -> Option<u64> {
-    let text = |name: &str| params.get(name).and_then(Value::as_str);
-    let streams = match kind {
-        // A probe runs the model.
-        Kind::OnnxExport => params.get("probe").and_then(Value::as_bool) != Some(true),
-        // A decoder's engine is packed row by row and stepped once over mapped weights.
-        Kind::GraphSurgery | Kind::LlmEngineBuild => true,
-        // The other methods solve for every layer's inputs.
-        Kind::Quantize => matches!(text("method"), None | Some("rtn" | "mse")),
-        Kind::Source
-        | Kind::Calibrate
-        | Kind::EngineBuild
-        | Kind::Tune
-        | Kind::Verify
-        | Kind::Deployment
-        | Kind::Command => false,
-    };
-    streams.then_some(STREAMING_BYTES)
-}
-
 /// What a stage holds at most that learns from what a model's layers are fed, which it reads with the model.
-fn learning(kind: Kind, params: &BTreeMap<String, Value>, input_bytes: u64) -> Option<u64> {
-    let is_best = params.get("method").and_then(Value::as_str) == Some("best");
-    let learns = kind == Kind::Calibrate || kind == Kind::Quantize && is_best;
+fn learning(input_bytes: u64) -> u64 {
     let share = LEARNING_BYTES.saturating_mul(input_bytes / 1024) / (LEARNT_FROM_BYTES / 1024);
-    learns.then_some(share.clamp(LEARNING_BYTES_MIN, LEARNING_BYTES))
+    share.clamp(LEARNING_BYTES_MIN, LEARNING_BYTES)
 }
 
 /// The params that decide how a kind works; deployments that were only written before say nothing of those
 /// that are opened and step once.
-fn how(kind: Kind, params: &BTreeMap<String, Value>) -> String {
+fn how(kind: Kind, params: &Values) -> String {
     const DECIDING: [&str; 7] =
         ["backend", "dtype", "part", "precision", "scheme", "method", "probe"];
     let said = |name: &&str| params.get(*name).map(|value| format!("{name}={value}"));
@@ -250,6 +225,8 @@ pub(crate) fn bytes_below(path: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     fn taken(how: &str, input_bytes: u64, held_bytes: u64) -> Taken {
@@ -275,9 +252,9 @@ mod tests {
 
     #[test]
     fn what_runs_a_model_does_not_stream() {
-        let check = |kind, params: Value, streams: bool| {
-            let params = params.as_object().unwrap().clone().into_iter().collect();
-            assert_eq!(streaming(kind, &params).is_some(), streams, "{params:?}");
+        let check = |kind: Kind, params: Value, streams: bool| {
+            let params: Values = params.as_object().unwrap().clone().into_iter().collect();
+            assert_eq!(kind.memory(&params) == MemoryUse::Streams, streams, "{params:?}");
         };
         check(Kind::OnnxExport, serde_json::json!({ "part": "llm" }), true);
         check(Kind::OnnxExport, serde_json::json!({ "part": "llm", "probe": true }), false);
@@ -290,14 +267,14 @@ mod tests {
 
     #[test]
     fn what_learns_from_a_model_holds_a_part_of_it() {
-        let params = |method: &str| BTreeMap::from([("method".to_owned(), Value::from(method))]);
-        let best = |bytes| learning(Kind::Quantize, &params("best"), bytes);
-        assert_eq!(best(4 << 30), Some(512 << 20));
-        assert_eq!(best(1 << 30), Some(128 << 20));
-        assert_eq!(best(1000), Some(LEARNING_BYTES_MIN));
-        assert_eq!(best(u64::MAX), Some(LEARNING_BYTES));
-        assert_eq!(learning(Kind::Quantize, &params("rtn"), 1000), None);
-        assert_eq!(learning(Kind::Calibrate, &BTreeMap::new(), 4 << 30), Some(512 << 20));
+        let params = |method: &str| Values::from([("method".to_owned(), Value::from(method))]);
+        assert_eq!(Kind::Quantize.memory(&params("best")), MemoryUse::Learns);
+        assert_eq!(learning(4 << 30), 512 << 20);
+        assert_eq!(learning(1 << 30), 128 << 20);
+        assert_eq!(learning(1000), LEARNING_BYTES_MIN);
+        assert_eq!(learning(u64::MAX), LEARNING_BYTES);
+        assert_ne!(Kind::Quantize.memory(&params("rtn")), MemoryUse::Learns);
+        assert_eq!(Kind::Calibrate.memory(&Values::new()), MemoryUse::Learns);
     }
 
     #[test]

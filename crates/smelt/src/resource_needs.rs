@@ -8,6 +8,7 @@ use smelt_engine_build::llm::{Unpacked, unpacked};
 use smelt_exec::served;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::admission::{Admission, Forecast, Room, admit};
+use smelt_plan::kind::TensorsHandled;
 use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, StageId};
 use smelt_watch::Machine;
@@ -206,21 +207,16 @@ fn unpacked_of(loaded: &Loaded, found: &HashMap<StageId, Largest>) -> Vec<(Stage
 fn found(loaded: &Loaded, story: &Story<'_>) -> HashMap<StageId, Largest> {
     let mut found: HashMap<StageId, Largest> = HashMap::new();
     for (id, stage) in loaded.plan.stages() {
-        let part = stage.params.get("part").and_then(|part| part.as_str());
         let below = || stage.needs().find_map(|need| found.get(&need).cloned());
-        let own = match (stage.kind, part) {
-            (Kind::Source, _) => match &story.standings[id.index()].0 {
+        let own = match stage.kind.tensors(&stage.params) {
+            TensorsHandled::Brings => match &story.standings[id.index()].0 {
                 Standing::Hit { path, .. } => of_checkpoint(path),
                 Standing::Miss(_) | Standing::Unknown { .. } => None,
             },
-            (Kind::OnnxExport, Some("vision")) => below().map(|all| Largest { rest: None, ..all }),
-            (Kind::OnnxExport, Some("llm")) | (Kind::Quantize | Kind::LlmEngineBuild, _) => {
-                below().map(|all| Largest { vision: None, ..all })
-            }
-            (Kind::OnnxExport | Kind::GraphSurgery | Kind::EngineBuild, _) => below(),
-            (Kind::Calibrate | Kind::Tune | Kind::Verify | Kind::Deployment | Kind::Command, _) => {
-                None
-            }
+            TensorsHandled::Vision => below().map(|all| Largest { rest: None, ..all }),
+            TensorsHandled::Llm => below().map(|all| Largest { vision: None, ..all }),
+            TensorsHandled::All => below(),
+            TensorsHandled::None => None,
         };
         found.extend(own.map(|own| (id, own)));
     }

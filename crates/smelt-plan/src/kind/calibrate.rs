@@ -1,6 +1,6 @@
 //! `calibrate`: a checkpoint and prompts to statistics of what goes into its layers.
 
-use super::definition::{Absent, Definition, Field, Takes, field};
+use super::definition::{Absent, Definition, Field, MemoryUse, Takes, field};
 use super::{CHECKPOINT, ENGINE};
 
 /// Quantisers square the number of tokens kept.
@@ -17,6 +17,7 @@ const FIELDS: &[Field] = &[
 
 /// Version 7: the reference's products are fused.
 pub(super) const KIND: Definition = Definition {
+    memory: |_| MemoryUse::Learns,
     smaller: "shorter texts, fewer prompts",
     ..Definition::new("calibrate", 7, FIELDS)
 };

@@ -72,6 +72,37 @@ pub(super) const fn field(name: &'static str, takes: Takes, absent: Absent) -> F
     Field { name, takes, absent }
 }
 
+/// What a stage holds in memory while it works, as far as its params tell before it has run once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryUse {
+    /// Blocks of tensors, whatever it reads.
+    Streams,
+    /// A part of the model that it reads, from whose layers it learns.
+    Learns,
+    /// What executing the graph that it builds takes.
+    Executes,
+    /// Nothing tells.
+    Unknown,
+}
+
+/// Which of a checkpoint's tensors a stage handles, or the stages behind it do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TensorsHandled {
+    /// It brings them all, and handles none itself.
+    Brings,
+    /// All that come to it.
+    All,
+    /// Those of the vision tower.
+    Vision,
+    /// All but those of the vision tower.
+    Llm,
+    /// None that is worth a word.
+    None,
+}
+
+/// What is wrong with fields that are given together, of which it may ask by name.
+type FaultFn = fn(&dyn Fn(&str) -> bool) -> Option<&'static str>;
+
 /// What a kind of stage is.
 pub(crate) struct Definition {
     /// The word in the pipeline file.
@@ -90,8 +121,12 @@ pub(crate) struct Definition {
     pub(super) unkeyed: &'static [&'static str],
     /// What makes a stage smaller that does not fit.
     pub(super) smaller: &'static str,
+    /// What it holds in memory.
+    pub(super) memory: fn(&Values) -> MemoryUse,
+    /// Which tensors it handles.
+    pub(super) tensors: fn(&Values) -> TensorsHandled,
     /// What is wrong with the fields that are given together, if anything.
-    pub(super) fault: fn(&dyn Fn(&str) -> bool) -> Option<&'static str>,
+    pub(super) fault: FaultFn,
     /// What does not go together in the params: the field at fault, and why.
     pub(super) conflict: fn(&Values) -> Option<(String, String)>,
 }
@@ -107,10 +142,20 @@ impl Definition {
             by_path: &[],
             unkeyed: &[],
             smaller: "an escalate step that does less at once",
+            memory: unknown_memory,
+            tensors: no_tensors,
             fault: no_fault,
             conflict: no_conflict,
         }
     }
+}
+
+fn unknown_memory(_: &Values) -> MemoryUse {
+    MemoryUse::Unknown
+}
+
+fn no_tensors(_: &Values) -> TensorsHandled {
+    TensorsHandled::None
 }
 
 fn no_fault(_: &dyn Fn(&str) -> bool) -> Option<&'static str> {

@@ -2,7 +2,9 @@
 
 use serde::Deserialize;
 
-use super::definition::{Absent, Definition, Field, Takes, Values, field};
+use super::definition::{
+    Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, Values, field,
+};
 use super::words::{param, words};
 use super::{BACKEND, GRAPH, TACTICS};
 
@@ -50,9 +52,19 @@ const FIELDS: &[Field] = &[
 /// Version 5: small constants stay in ONNX Runtime's graphs; windows that overlap lie row by row.
 pub(super) const KIND: Definition = Definition {
     smaller: "split-head or externalize before it (graph-surgery), a smaller precision",
+    memory,
+    tensors: |_| TensorsHandled::All,
     conflict,
     ..Definition::new("engine-build", 5, FIELDS)
 };
+
+/// The native engine executes once what it has built.
+fn memory(params: &Values) -> MemoryUse {
+    match param(params, "backend") {
+        Some(GraphBackend::Native) => MemoryUse::Executes,
+        Some(GraphBackend::OnnxRuntime) | None => MemoryUse::Unknown,
+    }
+}
 
 /// Precisions are the native engine's: another back end takes the graph as it is.
 fn conflict(params: &Values) -> Option<(String, String)> {

@@ -5,7 +5,9 @@
 use serde::Deserialize;
 
 use super::GRAPH;
-use super::definition::{Absent, Definition, Field, Takes, Values, field};
+use super::definition::{
+    Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, Values, field,
+};
 use super::words::{FloatType, param, words};
 
 words! {
@@ -100,8 +102,12 @@ const FIELDS: &[Field] = &[
     field("opset", Takes::Count(17, 21), Absent::Nothing),
 ];
 
-pub(super) const KIND: Definition =
-    Definition { conflict, ..Definition::new("graph-surgery", 1, FIELDS) };
+pub(super) const KIND: Definition = Definition {
+    memory: |_| MemoryUse::Streams,
+    tensors: |_| TensorsHandled::All,
+    conflict,
+    ..Definition::new("graph-surgery", 1, FIELDS)
+};
 
 /// The fields of one rule.
 struct RuleFields {

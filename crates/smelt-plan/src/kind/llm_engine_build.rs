@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::definition::{Absent, Definition, Field, Takes, field};
+use super::definition::{Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, field};
 use super::words::DecoderBackend;
 use super::{BACKEND, Kind, SEQ_LEN_MAX, SLOTS_MAX, TACTICS};
 
@@ -34,8 +34,11 @@ const FIELDS: &[Field] = &[
     field("tactics", TACTICS, Absent::Nothing),
 ];
 
-/// Version 4: engine.json has the positions of the model.
+/// Version 4: engine.json has the positions of the model.  The engine is packed row by row and stepped once over mapped
+/// weights.
 pub(super) const KIND: Definition = Definition {
+    memory: |_| MemoryUse::Streams,
+    tensors: |_| TensorsHandled::Llm,
     smaller: "fewer max-slots, a shorter max-seq-len, a smaller scheme",
     ..Definition::new("llm-engine-build", 4, FIELDS)
 };

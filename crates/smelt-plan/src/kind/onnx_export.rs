@@ -3,8 +3,10 @@
 use serde::Deserialize;
 
 use super::CHECKPOINT;
-use super::definition::{Absent, Definition, Field, Takes, field};
-use super::words::{FloatType, words};
+use super::definition::{
+    Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, Values, field,
+};
+use super::words::{FloatType, param, words};
 
 words! {
     /// What of a checkpoint is exported.
@@ -57,4 +59,21 @@ const FIELDS: &[Field] = &[
     field("probe", Takes::Flag, Absent::Nothing),
 ];
 
-pub(super) const KIND: Definition = Definition::new("onnx-export", 1, FIELDS);
+pub(super) const KIND: Definition =
+    Definition { memory, tensors, ..Definition::new("onnx-export", 1, FIELDS) };
+
+/// A probe runs the model.
+fn memory(params: &Values) -> MemoryUse {
+    match param(params, "probe") {
+        Some(true) => MemoryUse::Unknown,
+        Some(false) | None => MemoryUse::Streams,
+    }
+}
+
+fn tensors(params: &Values) -> TensorsHandled {
+    match param(params, "part") {
+        Some(ExportPart::Vision) => TensorsHandled::Vision,
+        Some(ExportPart::Llm) => TensorsHandled::Llm,
+        Some(ExportPart::Encoder | ExportPart::Classifier) | None => TensorsHandled::All,
+    }
+}

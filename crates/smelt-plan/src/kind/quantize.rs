@@ -2,7 +2,9 @@
 
 use serde::Deserialize;
 
-use super::definition::{Absent, Definition, Field, Takes, Values, field};
+use super::definition::{
+    Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, Values, field,
+};
 use super::words::{param, words};
 use super::{CALIBRATION, CHECKPOINT};
 
@@ -108,8 +110,23 @@ const FIELDS: &[Field] = &[
 
 /// Version 9: errors are carried by the factor of the Hessian where inputs are few, best tries three dampings; other
 /// programs find what stays floats, the head among it.
-pub(super) const KIND: Definition =
-    Definition { conflict, ..Definition::new("quantize", 9, FIELDS) };
+pub(super) const KIND: Definition = Definition {
+    memory,
+    tensors: |_| TensorsHandled::Llm,
+    conflict,
+    ..Definition::new("quantize", 9, FIELDS)
+};
+
+/// Rounding alone streams; the other methods solve for every layer's inputs.
+fn memory(params: &Values) -> MemoryUse {
+    match param(params, "method") {
+        None | Some(RoundingMethod::Rtn | RoundingMethod::Mse) => MemoryUse::Streams,
+        Some(RoundingMethod::Best) => MemoryUse::Learns,
+        Some(RoundingMethod::Awq | RoundingMethod::Gptq | RoundingMethod::GptqActOrder) => {
+            MemoryUse::Unknown
+        }
+    }
+}
 
 fn conflict(params: &Values) -> Option<(String, String)> {
     idle_budget(params).or_else(|| unread_order(params))
