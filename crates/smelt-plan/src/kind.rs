@@ -2,7 +2,7 @@
 //!
 //! Knows the shape of a stage, not what it does: the command's workers give the kinds meaning.
 
-mod calibrate;
+pub mod calibrate;
 mod command;
 mod definition;
 mod deployment;
@@ -13,7 +13,7 @@ pub mod onnx_export;
 pub mod quantize;
 pub mod source;
 pub mod tune;
-mod verify;
+pub mod verify;
 pub mod words;
 
 use serde::{Deserialize, Serialize};

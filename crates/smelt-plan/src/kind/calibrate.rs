@@ -1,10 +1,23 @@
 //! `calibrate`: a checkpoint and prompts to statistics of what goes into its layers.
 
+use serde::Deserialize;
+
 use super::definition::{Absent, Definition, Field, MemoryUse, Takes, field};
 use super::{CHECKPOINT, ENGINE};
 
 /// Quantisers square the number of tokens kept.
 const CALIBRATION_TOKENS_MAX: u64 = 4096;
+
+/// The params of a stage.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Calibrate {
+    /// Prompts in words.
+    #[serde(default)]
+    pub texts: Vec<String>,
+    /// Tokens of which activations are kept.
+    pub tokens: usize,
+}
 
 const FIELDS: &[Field] = &[
     field("checkpoint", CHECKPOINT, Absent::Refused),

@@ -1,7 +1,18 @@
 //! `verify`: engines against the f32 reference.
 
+use serde::Deserialize;
+
 use super::definition::{Absent, Definition, Field, Takes, field};
 use super::{CHECKPOINT, ENGINE, Kind, LLM_ENGINE};
+
+/// The params of a stage.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Verify {
+    /// Whether the reference computes all, instead of a sample.
+    #[serde(default)]
+    pub full: bool,
+}
 
 const FIELDS: &[Field] = &[
     field("vision", ENGINE, Absent::Nothing),

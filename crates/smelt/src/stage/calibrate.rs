@@ -16,6 +16,7 @@ use smelt_model::model::Model;
 use smelt_model::price::calibrating;
 use smelt_model::reference::{self, PromptEmbeds};
 use smelt_plan::Plan;
+use smelt_plan::kind::calibrate::Calibrate;
 use smelt_plan::plan::Stage;
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
 use smelt_runtime::accuracy::question;
@@ -101,7 +102,7 @@ fn products(_: &Plan, stage: &Stage, model: &dyn Fn() -> Option<Model>) -> Optio
 
 fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
-    let mut texts = request.texts("texts");
+    let Calibrate { mut texts, tokens } = request.typed()?;
     let given = request.optional_input("prompts");
     let questions = given.filter(|path| path.is_dir()).map(|path| path.join(PROMPTS_FILE));
     if let Some(file) = given.filter(|path| !path.is_dir()) {
@@ -113,7 +114,7 @@ fn run(request: &Request) -> Result<(), Failed> {
         pictures: pictures.unwrap_or_default(),
         questions,
         vision: request.optional_input("vision"),
-        rows: request.count("tokens")?,
+        rows: tokens,
     };
     watch(&checkpoint, &asked, &request.out, &mut say)
 }

@@ -93,11 +93,6 @@ impl Request {
             .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
     }
 
-    /// A param that the plan has checked to be true or false; absent is false.
-    pub(crate) fn flag(&self, name: &str) -> bool {
-        self.params.get(name).and_then(Value::as_bool).unwrap_or(false)
-    }
-
     /// The directory of an edge.
     pub(crate) fn input(&self, field: &str) -> Result<&Path, Failed> {
         self.optional_input(field)

@@ -28,6 +28,7 @@ use smelt_engine_build::llm::unlike;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
 use smelt_model::reference::compare::compare;
+use smelt_plan::kind::verify::Verify;
 
 use super::Worker;
 use super::phases::Phases;
@@ -127,7 +128,8 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     vision.first().map_or(Ok(()), VisionEngine::verify_digest).map_err(Failed::invalid)?;
     llm.verify_digest().map_err(Failed::invalid)?;
     let words = Beside::of(&against, &request.out)?;
-    let extent = if request.flag("full") { Extent::Full } else { Extent::Sampled };
+    let Verify { full } = request.typed()?;
+    let extent = if full { Extent::Full } else { Extent::Sampled };
     Ok(Parties { vision, llm, against, words, weights, extent })
 }
 
