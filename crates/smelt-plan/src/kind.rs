@@ -2,6 +2,7 @@
 //!
 //! Knows the shape of a stage, not what it does: the command's workers give the kinds meaning.
 
+pub mod accuracy;
 pub mod calibrate;
 mod command;
 mod definition;
@@ -67,6 +68,8 @@ kinds! {
     Tune = tune,
     /// Engines against the f32 reference.
     Verify = verify,
+    /// Engines, or a deployment, against questions with known answers.
+    Accuracy = accuracy,
     /// Engines, tokenizer and preprocessing in the shape `chat` loads.
     Deployment = deployment,
     /// Any program.
@@ -87,7 +90,7 @@ const LLM_ENGINES: Takes = Takes::Stages(&[Kind::LlmEngineBuild, Kind::Command])
 pub const BACKEND: &str = "backend";
 const TACTICS: Takes = Takes::Stage(&[Kind::Tune, Kind::Command]);
 /// Stages that fail where engines are not as they must be.
-const PROOF: Takes = Takes::Stage(&[Kind::Verify]);
+const PROOF: Takes = Takes::Stage(&[Kind::Verify, Kind::Accuracy]);
 /// The longest sequence that a configuration of the families here declares (Llama 3.1).
 const SEQ_LEN_MAX: u64 = 131_072;
 /// Slots share one pass over the weights; more than this is a server farm, not a board.

@@ -1,9 +1,10 @@
 //! `smelt bench accuracy` on a tiny model of random weights: what is asked, counted, compared and
 //! written.  Its answers are gibberish; how right real answers are is not for this test to say.
+//! Stages of kind `accuracy` hold the demo's trained model to bounds.
 
 use std::fs;
 
-use crate::world::{World, data, random, until};
+use crate::world::{World, anywhere, data, random, statuses, until};
 use serde_json::Value;
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
@@ -138,4 +139,104 @@ fn what_cannot_be_asked_is_one_line() {
     check("", "p.toml", 2, "holds no question");
     check(QUESTIONS, "p.toml#none", 2, "has no deployment \"none\", but deployment, plain");
     check(QUESTIONS, "p.toml", 1, "is not built");
+}
+
+/// Behind the demo and its second deployment: its engines by themselves, what may be deployed then, and the
+/// deployment as it is.
+const GATES: &str = r#"
+[stage.gate]
+kind = "accuracy"
+checkpoint = "checkpoint"
+vision = "vision-engine"
+llm = "llm-engine"
+against = "plain"
+verified = "verify"
+questions = "path:../tests/data/shapes-golden"
+min-exact = "1"
+max-kl-nats = "0.1"
+
+[stage.release]
+kind = "deployment"
+checkpoint = "checkpoint"
+vision = "vision-engine"
+llm = "llm-engine"
+verified = "gate"
+
+[stage.whole]
+kind = "accuracy"
+deployment = "deployment"
+questions = "path:../tests/data/shapes-golden"
+limit = 2
+max-perplexity = "2"
+"#;
+
+/// What an `accuracy` stage has sealed.
+fn report(world: &World, stage: &str) -> Value {
+    let text = fs::read_to_string(world.out(stage).join("accuracy.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn a_gate_has_the_figures_of_the_command_and_lets_a_deployment_through() {
+    let world = World::new(&anywhere(&[DEMO, SECOND, GATES].concat()));
+    let built = statuses(&world.run(&[]));
+    for sealed in ["gate sealed", "release sealed", "whole sealed"] {
+        assert!(built.contains(&sealed.to_owned()), "{built:?}");
+    }
+    let questions = data("shapes-golden/questions.jsonl").display().to_string();
+    let bench = ["bench", "accuracy", "p.toml#plain", "p.toml#deployment", "--json"];
+    let ended = world.smelt(&[&bench[..], &["--questions", &questions]].concat());
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let expect: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let gate = report(&world, "gate");
+    assert_eq!(gate["baseline"], "baseline");
+    for (at, name) in ["baseline", "candidate"].into_iter().enumerate() {
+        let (found, expect) = (&gate["targets"][at], &expect["targets"][at]);
+        assert_eq!(found["target"], name);
+        for figure in ["scheme", "exact", "tasks", "answer_tokens", "vision_bytes", "llm_bytes"] {
+            assert_eq!(found[figure], expect[figure], "{figure} of {name}");
+        }
+        for figure in ["image_tokens", "perplexity", "kl_nats"] {
+            // The command's went through text once more.
+            let [found, expect] = [found, expect].map(|of| of[figure].as_f64().unwrap());
+            assert!((found - expect).abs() < 1e-12, "{figure} of {name}: {found}, {expect}");
+        }
+    }
+    let bounds =
+        serde_json::json!({ "min_exact": 1.0, "max_perplexity": null, "max_kl_nats": 0.1 });
+    assert_eq!(gate["bounds"], bounds);
+    let mut files: Vec<_> = fs::read_dir(world.out("gate"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    files.sort();
+    assert_eq!(files, ["accuracy.json", "accuracy.md"], "logits and the like are gone");
+    let whole = report(&world, "whole");
+    assert_eq!(whole["targets"].as_array().unwrap().len(), 1);
+    assert_eq!(whole["targets"][0]["exact"]["of"], 2);
+    let again = statuses(&world.run(&[]));
+    assert!(!again.iter().any(|status| status.ends_with(" sealed")), "{again:?}");
+}
+
+#[test]
+fn a_gate_that_is_missed_says_by_how_much_and_holds_the_deployment_up() {
+    let pipeline = anywhere(&[DEMO, SECOND, GATES].concat());
+    let strict = pipeline.replace("max-kl-nats = \"0.1\"", "max-kl-nats = \"0\"");
+    assert_ne!(strict, pipeline);
+    let world = World::new(&strict);
+    let ended = world.smelt(&["run", "p.toml", "--json", "--keep-going"]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains("kl_nats is 0.0"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("more than max-kl-nats = 0;"), "{}", ended.stderr);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let stages = report["stages"].as_array().unwrap();
+    let stage = |name: &str| stages.iter().find(|stage| stage["name"] == name).unwrap();
+    assert_eq!(stage("gate")["attempts"][0]["class"], "output-invalid", "{report}");
+    assert_ne!(stage("release")["status"], "sealed", "{report}");
+    assert_eq!(stage("whole")["status"], "sealed", "{report}");
+    // Bounds that no figure can reach are told before anything is built.
+    world.write("p.toml", &pipeline.replace("min-exact = \"1\"", "min-exact = \"95\""));
+    let refused = world.smelt(&["run", "p.toml"]);
+    assert_eq!(refused.code, Some(3), "{}", refused.stderr);
+    assert!(refused.stderr.contains("must be a share from \"0\" to \"1\""), "{}", refused.stderr);
 }

@@ -299,6 +299,15 @@ outputs = ["o"]
 env = { A = "1" }
 writes = ["/"]
 capabilities = ["mknod"]
+[stage.accuracy]
+kind = "accuracy"
+deployment = "deployment"
+against = "deployment"
+verified = "verify"
+questions = "path:q"
+limit = 8
+min-exact = "0.95"
+max-kl-nats = "0.01"
 "#;
 
 /// Stores are full of results under these keys.  They change only where a kind's version does: then they are computed
@@ -306,7 +315,9 @@ capabilities = ["mknod"]
 #[test]
 fn keys_of_every_kind_are_what_they_were() {
     let pipeline = Pipeline::parse("t.toml", EVERY_KIND, &Overrides::default()).unwrap();
-    let plan = Plan::build(&pipeline, &Pins::default()).unwrap();
+    let pin = Pin { path: "/q".into(), digest: Digest::of(b"q") };
+    let pins = Pins { paths: [("q".to_owned(), pin)].into(), ..Pins::default() };
+    let plan = Plan::build(&pipeline, &pins).unwrap();
     let found = plan.stages().map(|(_, stage)| (stage.name.as_str(), stage.recipe_key.to_string()));
     let expect = [
         ("source", "79477dcbcea2b4804890a72e04d465e01f5b2b91868e13cb222546fb04c589c8"),
@@ -320,6 +331,7 @@ fn keys_of_every_kind_are_what_they_were() {
         ("verify", "840c4283b798c18c6d5c5dfd104b15a3257b7a8003b7ae997a27a5f3ae528ba7"),
         ("deployment", "fd2c6921be3a623081b7fb95ac70e3be705154b50858d05cf05be2506975b968"),
         ("command", "d839279d9cbcf1feced5b6e02a26c7a33bf8074e1cbb16cc99df9fe94c544ded"),
+        ("accuracy", "c1e5bfc0308bc42c38d3b39270874b9369f497fc7040a6ce82cf97f4814dc6a8"),
     ];
     let expect = expect.map(|(name, key)| (name, key.to_owned()));
     assert_eq!(found.collect::<BTreeMap<_, _>>(), BTreeMap::from(expect));

@@ -6,6 +6,7 @@ mod phases;
 mod request;
 mod work;
 
+mod accuracy;
 pub(crate) mod calibrate;
 pub(crate) mod deployment;
 mod engine_build;
@@ -74,6 +75,7 @@ pub(crate) fn worker(kind: Kind) -> Option<&'static Worker> {
         Kind::LlmEngineBuild => &llm_engine_build::WORKER,
         Kind::Tune => &tune::WORKER,
         Kind::Verify => &verify::WORKER,
+        Kind::Accuracy => &accuracy::WORKER,
         Kind::Deployment => &deployment::WORKER,
         Kind::Command => return None,
     })
