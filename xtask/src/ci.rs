@@ -19,8 +19,8 @@ const STEPS: [(&str, &[&str]); 4] = [
 ];
 
 /// What every step of our own depends on.
-const INPUTS: [&str; 7] =
-    ["Cargo.lock", "Cargo.toml", ".cargo", "crates", "xtask", "pipelines", "tests/data"];
+const INPUTS: [&str; 8] =
+    ["Cargo.lock", "Cargo.toml", ".cargo", "crates", "tools", "xtask", "pipelines", "tests/data"];
 
 /// A check that is our own: its name, what it reads beside [`INPUTS`], and how it runs, or says that it cannot.
 type CheckFn = (&'static str, &'static [&'static str], fn() -> Result<bool>);

@@ -8,11 +8,11 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{python, root, target};
 
 /// What turns a stream into a model.
-const SCRIPT: &str = "crates/smelt-shapes/train.py";
+const SCRIPT: &str = "tools/smelt-shapes/train.py";
 /// What turns tiles and questions into a CLIP.
-const CLIP_SCRIPT: &str = "crates/smelt-shapes/train_clip.py";
+const CLIP_SCRIPT: &str = "tools/smelt-shapes/train_clip.py";
 /// What both need of PyPI.
-const REQUIREMENTS: &str = "crates/smelt-shapes/requirements.txt";
+const REQUIREMENTS: &str = "tools/smelt-shapes/requirements.txt";
 
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let need = |dir: &str, name: &str, make: &str| {

@@ -65,7 +65,7 @@ fn tell(findings: &[String]) -> Result<()> {
 fn sources() -> Result<Vec<Source>> {
     let root = root();
     let mut sources = Vec::new();
-    let mut folders = vec![root.join("crates"), root.join("xtask")];
+    let mut folders = vec![root.join("crates"), root.join("tools"), root.join("xtask")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
             let path = entry?.path();
