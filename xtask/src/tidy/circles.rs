@@ -112,9 +112,22 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
     new.chain(gone).collect()
 }
 
-/// The top module of each file of product code, by crate, with its text.
-fn by_crate(sources: &[Source]) -> BTreeMap<&str, Vec<(&str, &str)>> {
-    let mut crates: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
+/// A file of product code.
+struct File<'a> {
+    /// The module at the top of the crate that it belongs to.
+    module: &'a str,
+    text: &'a str,
+    /// What stands before the names of such modules in it.
+    roots: &'static [&'static str],
+}
+
+/// Of a file beside `lib.rs`, whose parent is the crate itself; and of one farther down.
+const BESIDE: &[&str] = &["crate::", "super::"];
+const BELOW: &[&str] = &["crate::"];
+
+/// The files of product code, by crate.
+fn by_crate(sources: &[Source]) -> BTreeMap<&str, Vec<File<'_>>> {
+    let mut crates: BTreeMap<&str, Vec<File<'_>>> = BTreeMap::new();
     for source in sources {
         let parts: Vec<&str> = source.path.iter().filter_map(|part| part.to_str()).collect();
         let ["crates", name, "src", inside @ ..] = &parts[..] else { continue };
@@ -126,33 +139,53 @@ fn by_crate(sources: &[Source]) -> BTreeMap<&str, Vec<(&str, &str)>> {
         }
         let module = inside[0].strip_suffix(".rs").unwrap_or(inside[0]);
         let text = source.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-        crates.entry(name).or_default().push((module, text));
+        let roots = if inside.len() == 1 { BESIDE } else { BELOW };
+        crates.entry(name).or_default().push(File { module, text, roots });
     }
     crates
 }
 
-fn graph<'a>(files: &[(&'a str, &'a str)]) -> Graph<'a> {
-    let modules: BTreeSet<&str> = files.iter().map(|(module, _)| *module).collect();
+fn graph<'a>(files: &[File<'a>]) -> Graph<'a> {
+    let modules: BTreeSet<&str> = files.iter().map(|file| file.module).collect();
     let mut graph = Graph::new();
-    for (module, text) in files {
+    for File { module, text, roots } in files {
         let named = graph.entry(module).or_default();
-        named.extend(named_in(text).filter(|other| modules.contains(other) && other != module));
+        let others = roots.iter().flat_map(|root| named_in(text, root));
+        named.extend(others.filter(|other| modules.contains(other) && other != module));
     }
     graph
 }
 
-/// What stands behind `crate::` in a text: names, or those of a list.
-fn named_in(text: &str) -> impl Iterator<Item = &str> {
-    let word = |text: &'_ str| {
-        text.split(|c: char| !c.is_alphanumeric() && c != '_').next().map(str::len).unwrap_or(0)
-    };
-    text.split("crate::").skip(1).flat_map(move |behind| match behind.strip_prefix('{') {
-        Some(list) => {
-            let list = list.split('}').next().unwrap_or_default();
-            list.split(',').map(str::trim).map(|name| &name[..word(name)]).collect::<Vec<_>>()
+/// What stands behind `root` in a text: names, or those of a list.
+fn named_in<'a>(text: &'a str, root: &str) -> Vec<&'a str> {
+    let behind = text.split(root).skip(1);
+    behind.flat_map(|behind| behind.strip_prefix('{').map_or(vec![word(behind)], listed)).collect()
+}
+
+/// The first names of a list's parts; `list` begins behind its brace.
+fn listed(list: &str) -> Vec<&str> {
+    let (mut names, mut depth, mut start) = (Vec::new(), 0_usize, 0);
+    for (at, c) in list.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            ',' | '}' if depth == 0 => {
+                names.push(word(list[start..at].trim_start()));
+                start = at + 1;
+            }
+            _ => {}
         }
-        None => vec![&behind[..word(behind)]],
-    })
+        if c == '}' && start == at + 1 {
+            break;
+        }
+    }
+    names
+}
+
+/// The word that a text begins with.
+fn word(text: &str) -> &str {
+    let is_other = |c: char| !c.is_alphanumeric() && c != '_';
+    &text[..text.find(is_other).unwrap_or(text.len())]
 }
 
 /// Sets of modules that all reach each other, of two or more.
@@ -225,16 +258,77 @@ pub(super) fn names(sources: &[Source]) -> Vec<String> {
 mod tests {
     use super::*;
 
+    fn file<'a>(module: &'a str, text: &'a str) -> File<'a> {
+        File { module, text, roots: BESIDE }
+    }
+
     #[test]
     fn circles_are_found_and_lines_are_not() {
         let files = [
-            ("a", "use crate::b::B;"),
-            ("b", "use crate::{c, d};"),
-            ("c", "fn f() { crate::a::g() }"),
-            ("d", "use crate::e;"),
-            ("e", ""),
+            file("a", "use crate::b::B;"),
+            file("b", "use crate::{c, d};"),
+            file("c", "fn f() { crate::a::g() }"),
+            file("d", "use crate::e;"),
+            file("e", ""),
         ];
         let circles = circles(&graph(&files));
         assert_eq!(circles, [BTreeSet::from(["a", "b", "c"])]);
+    }
+
+    #[test]
+    fn modules_are_named_in_every_way_that_the_language_has() {
+        let named = |text: &'static str| named_in(text, "crate::");
+        assert_eq!(named("use crate::a;\nuse crate::b_c::{D, E};"), ["a", "b_c"]);
+        assert_eq!(named("use crate::{a::{B, C}, d, e::F}; crate::g::h()"), ["a", "d", "e", "g"]);
+        assert_eq!(named("use crate::{\n    a,\n    b::C,\n};"), ["a", "b", ""]);
+        let files = [
+            file("a", "use super::b::B;"),
+            file("b", "use crate::a;"),
+            File { module: "b", text: "use super::d::D;", roots: BELOW },
+            file("d", "use crate::b;"),
+        ];
+        assert_eq!(circles(&graph(&files)), [BTreeSet::from(["a", "b"])]);
+    }
+
+    fn source(path: &str, text: &str) -> Source {
+        Source { path: path.into(), text: text.to_owned() }
+    }
+
+    #[test]
+    fn new_circles_are_findings_and_so_are_listed_ones_that_are_gone() {
+        let (name, modules) = KNOWN[0];
+        let names_it = |file: &str, other: &str| {
+            source(&format!("crates/{name}/src/{file}"), &format!("use crate::{other};"))
+        };
+        let next = modules.iter().cycle().skip(1);
+        let pairs = modules.iter().zip(next);
+        let mut all: Vec<Source> =
+            pairs.map(|(one, other)| names_it(&format!("{one}.rs"), other)).collect();
+        all.push(names_it("newcomer.rs", modules[0]));
+        all.push(names_it(&format!("{}/tests.rs", modules[0]), "newcomer"));
+        let findings = check(&all);
+        let is_new = |finding: &String| finding.contains("name each other in a circle");
+        assert!(!findings.iter().any(is_new), "{findings:?}");
+        assert_eq!(findings.len(), KNOWN.len() - 1, "the others are gone: {findings:?}");
+        all.push(names_it(&format!("{}/inside.rs", modules[0]), "newcomer"));
+        let findings = check(&all);
+        let new = findings.iter().filter(|finding| is_new(finding)).collect::<Vec<_>>();
+        assert!(new.len() == 1 && new[0].contains("newcomer"), "{findings:?}");
+    }
+
+    #[test]
+    fn a_name_of_three_crates_is_a_finding() {
+        let in_crate = |name: &str, text: &str| source(&format!("crates/{name}/src/a/b.rs"), text);
+        let of = |declared: &str| {
+            let all = ["a", "b", "c"].map(|name| in_crate(name, declared));
+            let finding = "three crates have a public type Engine; call each by what it is";
+            names(&all).iter().any(|found| found == finding)
+        };
+        assert!(
+            of("pub struct Engine<T>(T);") && of("pub trait Engine {") && of("pub enum Engine {")
+        );
+        assert!(!of("struct Engine;") && !of("    pub struct Engine;") && !of("pub fn engine() {"));
+        let found = names(&["a", "b", "b"].map(|name| in_crate(name, "pub struct Engine;")));
+        assert_eq!(found.len(), CROWDED.len(), "only listed names that are gone: {found:?}");
     }
 }
