@@ -1,4 +1,4 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `fuzz`, `llama`,
+//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `fuzz`, `llama`, `mutants`,
 //! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `walks`.
 
 mod bench;
@@ -11,6 +11,7 @@ mod debian;
 mod fuzz;
 mod guest;
 mod llama;
+mod mutants;
 mod nightly;
 mod node;
 mod onnxruntime;
@@ -32,7 +33,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|fuzz|llama|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -67,6 +68,9 @@ const USAGE: &str =
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   llama  text models beside llama.cpp, compiled once: the tokens of ten thousand lines by six vocabularies, and a
          Q4_K_M file of its own quantiser, built and asked (some 10 minutes for the compiler)
+  mutants [--only NAME]... [--shard K/N] [--minutes M]
+         cargo-mutants over what decides, by rows: of the mutants that compile the crate's own tests must catch 95 %, and
+         xtask/mutants/survivors.txt must say why the others live; no part of a row is begun after M minutes (120)
   onnxruntime
           the exported golden graphs in onnxruntime against what transformers computed
   operation
@@ -90,7 +94,7 @@ const USAGE: &str =
   soak [NAME]...
          the sweeps of ci without their bounds: a million worlds, the store under every crash,
          pictures of all shapes shown to random models of true size, llama, sanitize, exhausted contiguous memory,
-         another kernel, 200 power cuts, then fuzz; or those that are named
+         another kernel, 200 power cuts, fuzz, then mutants; or those that are named
   tidy   what compilers do not check: crate edges, file headers, pipelines, pages
   walks  every command of the README as it stands, answers included; models that only a hub has are
          random weights of the same sizes";
@@ -104,6 +108,7 @@ fn main() -> ExitCode {
         ["ci", "--all"] => ci::run(true),
         ["aarch64"] => cross::test_engine(),
         ["llama"] => llama::run(),
+        ["mutants", ref rest @ ..] => mutants::run(rest),
         ["onnxruntime"] => onnxruntime::run(),
         ["operation"] => operation::run(),
         ["bench", "front", ref rest @ ..] => bench::front(rest),

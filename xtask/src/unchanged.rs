@@ -55,20 +55,26 @@ pub(crate) fn digest(inputs: &[&str]) -> Result<Vec<u8>> {
     let mut sum = Sha256::new();
     sum.update(said(Command::new("rustc").arg("-vV"))?);
     for input in inputs {
-        let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", input];
-        let names = said(Command::new("git").args(list))?;
+        let names = files(input)?;
         // What is no place would be an input that never changes.
         ensure!(!names.is_empty(), "{input} has no files");
-        for name in str::from_utf8(&names)?.split_terminator('\0') {
+        for name in names {
             // One that is deleted and not yet committed.
-            let Ok(content) = fs::read(root().join(name)) else { continue };
+            let Ok(content) = fs::read(root().join(&name)) else { continue };
             sum.update((name.len() as u64).to_le_bytes());
-            sum.update(name);
+            sum.update(&name);
             sum.update((content.len() as u64).to_le_bytes());
             sum.update(content);
         }
     }
     Ok(sum.finalize().to_vec())
+}
+
+/// The files in a place of the repository that git would keep, from the root; some may be deleted and not yet committed.
+pub(crate) fn files(place: &str) -> Result<Vec<String>> {
+    let list = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", place];
+    let names = said(Command::new("git").args(list))?;
+    Ok(str::from_utf8(&names)?.split_terminator('\0').map(str::to_owned).collect())
 }
 
 fn said(command: &mut Command) -> Result<Vec<u8>> {

@@ -117,7 +117,7 @@ fn wrong(smelt: &Path, words: &[String]) -> Option<String> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words.as_slice() {
         ["cargo", "xtask", what, ..] => {
-            (!["bench", "ci", "fuzz", "onnxruntime", "shapes", "soak", "tidy", "walks"]
+            (!["bench", "ci", "fuzz", "mutants", "onnxruntime", "shapes", "soak", "tidy", "walks"]
                 .contains(what))
             .then(|| format!("no xtask {what}"))
         }
