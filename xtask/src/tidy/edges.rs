@@ -11,15 +11,16 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 19] = [
+const EDGES: [(&str, &[&str]); 20] = [
     ("smelt-random", &[]),
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
     ("smelt-onnx", &[]),
     ("smelt-tensor", &[]),
     ("smelt-hub", &[]),
+    ("smelt-plot", &[]),
     ("smelt-backend", &["smelt-random"]),
-    ("smelt-load", &["smelt-watch"]),
+    ("smelt-load", &["smelt-plot", "smelt-watch"]),
     ("smelt-model", &["smelt-backend", "smelt-onnx", "smelt-tensor"]),
     ("smelt-doctor", &["smelt-watch"]),
     ("smelt-store", &["smelt-plan", "smelt-random"]),
@@ -29,7 +30,7 @@ const EDGES: [(&str, &[&str]); 19] = [
         &["smelt-backend", "smelt-onnx", "smelt-tensor", "smelt-model", "smelt-engine"],
     ),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
-    ("smelt-runtime", &["smelt-backend", "smelt-watch"]),
+    ("smelt-runtime", &["smelt-backend", "smelt-plot", "smelt-watch"]),
     ("smelt-serve", &["smelt-runtime", "smelt-watch"]),
     (
         "smelt",
@@ -41,6 +42,7 @@ const EDGES: [(&str, &[&str]); 19] = [
             "smelt-exec",
             "smelt-hub",
             "smelt-load",
+            "smelt-plot",
             "smelt-onnx",
             "smelt-model",
             "smelt-backend",

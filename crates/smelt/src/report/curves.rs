@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use smelt_exec::{AttemptReport, RunReport, StageReport};
+use smelt_plot::course;
 use smelt_watch::Curve;
 
 use super::html::{escape, left_out};
@@ -10,9 +11,6 @@ use crate::table::{bytes, seconds};
 
 /// Charts of more attempts make a page slow; the longest are the interesting ones.
 const CARDS_MAX: usize = 60;
-/// The user space of a chart; it is stretched to its place.
-const WIDTH: f64 = 300.0;
-const HEIGHT: f64 = 60.0;
 
 /// The section; nothing if nothing ran.
 pub(super) fn section(report: &RunReport) -> String {
@@ -112,44 +110,12 @@ fn chart(at_ms: &[u64], lines: &[Line], top: Option<f64>) -> String {
         "</span><span class=\"dim\">{}</span></figcaption>",
         seconds(end as f64 / 1e3)
     );
-    let _ = write!(
-        text,
-        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\">"
-    );
-    for Line { class, values, what } in lines {
-        let points = points(at_ms, values, top);
-        let _ = write!(text, "<title>{what}</title>");
-        if *class != "swap" {
-            let right = WIDTH;
-            let _ = write!(
-                text,
-                "<path class=\"area {class}\" d=\"M0 {HEIGHT}L{points}L{right} {HEIGHT}Z\"/>"
-            );
-        }
-        let _ = write!(text, "<path class=\"{class}\" d=\"M{points}\"/>");
-    }
-    text + "</svg></figure>\n"
-}
-
-/// The points of a path, from the left edge on.
-fn points(at_ms: &[u64], values: &[f64], top: f64) -> String {
-    let end = at_ms.last().copied().unwrap_or(0).max(1) as f64;
-    let y = |value: f64| HEIGHT - value / top * HEIGHT;
-    let first = values.first().map(|&value| format!("0 {:.1}", y(value)));
-    let rest = at_ms
-        .iter()
-        .zip(values)
-        .map(|(&at, &value)| format!("{:.1} {:.1}", at as f64 / end * WIDTH, y(value)));
-    first.into_iter().chain(rest).collect::<Vec<_>>().join("L")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_spans_the_chart() {
-        assert_eq!(points(&[500, 1000], &[0.0, 2.0], 2.0), "0 60.0L150.0 60.0L300.0 0.0");
-        assert_eq!(points(&[0], &[1.0], 2.0), "0 30.0L0.0 30.0");
-    }
+    let curves = lines.iter().map(|Line { class, what, values }| course::Curve {
+        class,
+        what,
+        values,
+        is_filled: *class != "swap",
+    });
+    let curves: Vec<_> = curves.collect();
+    text + &course::svg(at_ms, &curves, top) + "</figure>\n"
 }
