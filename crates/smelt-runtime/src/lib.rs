@@ -13,6 +13,7 @@ pub mod fit;
 pub mod generate;
 pub mod generation;
 pub mod grammar;
+pub mod handle;
 pub mod identity;
 pub mod image;
 pub mod markup;

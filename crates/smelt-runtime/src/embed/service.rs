@@ -5,17 +5,14 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::{EmbedError, SentenceEncoder};
+use crate::handle::{Gate, Handle, Threads, retry_after};
 use crate::service::{Failure, Histogram, SECONDS};
-
-/// The longest time after which a refused client is asked to come again.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// What reads a text at a time: an encoder that embeds texts, or scores pairs.
 pub trait Reader: fmt::Debug + Send + Sync + 'static {
@@ -109,17 +106,14 @@ impl Stats {
 
     /// When the texts that wait will have been read, by what texts took so far.
     fn retry_after(&self) -> Duration {
-        let seconds = self.text_seconds.sum / self.texts.max(1) as f64 * self.waiting as f64;
-        Duration::from_secs_f64(seconds.ceil().clamp(1.0, RETRY_AFTER_MAX.as_secs_f64()))
+        retry_after(self.text_seconds.sum / self.texts.max(1) as f64 * self.waiting as f64)
     }
 }
 
 /// What handles and the thread share.
 struct Shared {
     stats: Mutex<Stats>,
-    /// Requests that were taken and have not ended.
-    live: AtomicUsize,
-    is_draining: AtomicBool,
+    gate: Gate,
 }
 
 impl Shared {
@@ -142,11 +136,12 @@ struct Permit(Arc<Shared>);
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.live.fetch_sub(1, Ordering::AcqRel);
+        self.0.gate.leave();
     }
 }
 
-struct Inner<E: Reader> {
+/// The thread that reads, and what it shares with its handles.
+pub struct EmbedThreads<E: Reader> {
     encoder: Arc<E>,
     /// What was said of the shortest text.
     least: E::Answer,
@@ -158,18 +153,19 @@ struct Inner<E: Reader> {
 }
 
 /// A handle to the thread that reads.
-pub struct EmbedService<E: Reader = SentenceEncoder>(Arc<Inner<E>>);
+pub type EmbedService<E = SentenceEncoder> = Handle<EmbedThreads<E>>;
 
-impl<E: Reader> Clone for EmbedService<E> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+impl<E: Reader> Threads for EmbedThreads<E> {
+    fn model(&self) -> &str {
+        self.encoder.model()
     }
-}
 
-impl<E: Reader> fmt::Debug for EmbedService<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let model = self.0.encoder.model();
-        f.debug_struct("EmbedService").field("model", &model).finish_non_exhaustive()
+    fn gate(&self) -> &Gate {
+        &self.shared.gate
+    }
+
+    fn are_alive(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 }
 
@@ -190,13 +186,12 @@ impl<E: Reader> EmbedService<E> {
         let encoder = Arc::new(encoder);
         encoder.read(&E::blank(encoder.tokens_max()))?;
         let least = encoder.read(&E::blank(1))?;
-        let (stats, live) = (Mutex::new(Stats::new()), AtomicUsize::new(0));
-        let shared = Arc::new(Shared { stats, live, is_draining: AtomicBool::new(false) });
+        let shared = Arc::new(Shared { stats: Mutex::new(Stats::new()), gate: Gate::default() });
         let (jobs, inbox) = mpsc::channel();
         let thread = EmbedThread { encoder: Arc::clone(&encoder), inbox, line: VecDeque::new() };
         let thread = std::thread::Builder::new().name("embed".to_owned()).spawn(|| thread.run())?;
         let (jobs, thread) = (Some(jobs), Some(thread));
-        Ok(Self(Arc::new(Inner { encoder, least, queue_max, shared, jobs, thread })))
+        Ok(Self(Arc::new(EmbedThreads { encoder, least, queue_max, shared, jobs, thread })))
     }
 
     /// What requests are prepared with; its engine is the thread's.
@@ -207,26 +202,6 @@ impl<E: Reader> EmbedService<E> {
     /// What was done so far, and what is being done.
     pub fn stats(&self) -> Stats {
         self.0.shared.stats().clone()
-    }
-
-    /// Requests that were taken and have not ended.
-    pub fn live(&self) -> usize {
-        self.0.shared.live.load(Ordering::Acquire)
-    }
-
-    /// Whether this is the only handle.
-    pub fn is_last(&self) -> bool {
-        Arc::strong_count(&self.0) == 1
-    }
-
-    /// Whether the thread is there; it ends when the service does, or by a fault of ours.
-    pub fn is_alive(&self) -> bool {
-        self.0.thread.as_ref().is_some_and(|thread| !thread.is_finished())
-    }
-
-    /// Takes nothing new from now on; what was taken is done.
-    pub fn drain(&self) {
-        self.0.shared.is_draining.store(true, Ordering::Release);
     }
 
     /// Takes the tokens of texts, each at most as long as the deployment says.  Never waits; `reply` is
@@ -240,10 +215,10 @@ impl<E: Reader> EmbedService<E> {
         reply: Reply<E::Answer>,
     ) -> Result<RequestGuard, Refused> {
         let shared = &self.0.shared;
-        if shared.is_draining.load(Ordering::Acquire) {
+        if shared.gate.is_closed() {
             return Err(Refused::Draining);
         }
-        let live = shared.live.fetch_add(1, Ordering::AcqRel);
+        let live = shared.gate.enter();
         let permit = Permit(Arc::clone(shared));
         let mut stats = shared.stats();
         if live > self.0.queue_max {
@@ -262,7 +237,7 @@ impl<E: Reader> EmbedService<E> {
     }
 }
 
-impl<E: Reader> Drop for Inner<E> {
+impl<E: Reader> Drop for EmbedThreads<E> {
     fn drop(&mut self) {
         self.jobs = None;
         // One that has panicked is told of by its panic.
@@ -355,6 +330,6 @@ mod tests {
         (stats.texts, stats.waiting, stats.text_seconds.sum) = (10, 300, 0.5);
         assert_eq!(stats.retry_after(), Duration::from_secs(15));
         stats.waiting = 1_000_000;
-        assert_eq!(stats.retry_after(), RETRY_AFTER_MAX);
+        assert_eq!(stats.retry_after(), Duration::from_secs(60));
     }
 }

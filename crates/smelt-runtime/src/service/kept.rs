@@ -6,7 +6,6 @@
 //! are answered, and when, changes by no more than the copying of a block.  Knows nothing of where files lie.
 
 use std::io::{self, Read, Write};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 use serde::{Deserialize, Serialize};
@@ -208,7 +207,7 @@ impl Service {
         &self,
         act: impl FnOnce(&mut LlmThread) -> T + Send + 'static,
     ) -> Result<T, KeptError> {
-        if self.0.shared.is_draining.load(Ordering::Acquire) {
+        if self.gate().is_closed() {
             return Err(KeptError::Ended);
         }
         let (tell, told) = mpsc::sync_channel(1);

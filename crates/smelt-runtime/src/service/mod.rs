@@ -18,9 +18,8 @@ mod vision;
 mod warm;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -33,6 +32,7 @@ use smelt_watch::{Machine, Sample};
 use crate::deployment::{Deployment, Text};
 use crate::generate::GenerateError;
 use crate::generation::{Constraint, Generation, SamplingParams, SpeakError};
+use crate::handle::{self, Gate, Handle, Threads};
 use crate::identity::{Identity, Naming};
 use crate::image::View;
 use crate::prefix::Piece;
@@ -49,9 +49,6 @@ pub use stats::{BATCHES, Endings, Histogram, Kv, SECONDS, Stats};
 
 /// Most answers to one request: each takes a slot.
 pub const ANSWERS_MAX: usize = 16;
-
-/// The longest time after which a refused client is asked to come again.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// How many requests may be where, and what may be kept.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -271,7 +268,7 @@ struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.shared.live.fetch_sub(1, Ordering::AcqRel);
+        self.shared.gate.leave();
         let mut clients = self.shared.clients();
         if let Some(live) = clients.get_mut(&self.client) {
             *live -= 1;
@@ -285,13 +282,11 @@ impl Drop for Permit {
 /// What handles and threads share.
 struct Shared {
     stats: Mutex<Stats>,
-    /// Requests that were taken and have not ended.
-    live: AtomicUsize,
-    /// Those of each client.
+    gate: Gate,
+    /// Requests of each client that were taken and have not ended.
     clients: Mutex<BTreeMap<u64, usize>>,
     /// Bytes of pixels that wait.
     pixel_bytes: AtomicUsize,
-    is_draining: AtomicBool,
 }
 
 impl Shared {
@@ -318,7 +313,8 @@ enum ToVision {
     Stop,
 }
 
-struct Inner {
+/// The threads that answer, and what they share with their handles.
+pub struct AnswerThreads {
     text: Arc<Text>,
     shared: Arc<Shared>,
     options: Options,
@@ -335,12 +331,20 @@ struct Inner {
 }
 
 /// A handle to the threads that answer.
-#[derive(Clone)]
-pub struct Service(Arc<Inner>);
+pub type Service = Handle<AnswerThreads>;
 
-impl fmt::Debug for Service {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Service").field("model", &self.0.text.spec.model).finish_non_exhaustive()
+impl Threads for AnswerThreads {
+    fn model(&self) -> &str {
+        &self.text.spec.model
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.shared.gate
+    }
+
+    fn are_alive(&self) -> bool {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.iter().all(|thread| !thread.is_finished())
     }
 }
 
@@ -370,10 +374,9 @@ impl Service {
         };
         let shared = Arc::new(Shared {
             stats: Mutex::new(Stats::new()),
-            live: AtomicUsize::new(0),
+            gate: Gate::default(),
             clients: Mutex::default(),
             pixel_bytes: AtomicUsize::new(0),
-            is_draining: AtomicBool::new(false),
         });
         let (to_llm, llm_inbox) = mpsc::channel();
         let (to_vision, vision_inbox) = mpsc::channel();
@@ -392,7 +395,7 @@ impl Service {
             );
             threads.push(named("vision").spawn(|| vision.run())?);
         }
-        Ok(Self(Arc::new(Inner {
+        Ok(Self(Arc::new(AnswerThreads {
             plan,
             place,
             tokens_max: kv.blocks_total * kv.block_tokens,
@@ -444,34 +447,13 @@ impl Service {
         self.0.options.running_max
     }
 
-    /// Requests that were taken and have not ended.
-    pub fn live(&self) -> usize {
-        self.0.shared.live.load(Ordering::Acquire)
-    }
-
-    /// Whether this is the only handle.
-    pub fn is_last(&self) -> bool {
-        Arc::strong_count(&self.0) == 1
-    }
-
-    /// Whether the threads are there; they end when the service does, or by a fault of ours.
-    pub fn is_alive(&self) -> bool {
-        let threads = self.0.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.iter().all(|thread| !thread.is_finished())
-    }
-
-    /// Takes nothing new from now on; what was taken is answered.
-    pub fn drain(&self) {
-        self.0.shared.is_draining.store(true, Ordering::Release);
-    }
-
     /// Takes a request.  Never waits.
     ///
     /// # Errors
     /// [`Refused`] saying what is wrong with it, or that there are too many.
     pub fn submit(&self, request: Request) -> Result<EventReceiver, Refused> {
-        let Inner { shared, text, options, .. } = &*self.0;
-        if shared.is_draining.load(Ordering::Acquire) {
+        let AnswerThreads { shared, text, options, .. } = &*self.0;
+        if shared.gate.is_closed() {
             return Err(Refused::Draining);
         }
         let Request { client, prepared, choice_params, constraint, priority, deadline, scored } =
@@ -529,7 +511,7 @@ impl Service {
     ) -> Result<Permit, Refused> {
         let shared = &self.0.shared;
         let seats = options.queue_max + options.running_max;
-        let live = shared.live.fetch_add(1, Ordering::AcqRel);
+        let live = shared.gate.enter();
         let of_client = {
             let mut clients = shared.clients();
             let live = clients.entry(client.id).or_default();
@@ -597,11 +579,10 @@ fn give_memory(
 fn retry_after(stats: &Stats, live: usize, running_max: usize) -> Duration {
     let taken = stats.requests.max(1) as f64;
     let engine_s = stats.chunk_seconds.sum + stats.step_seconds.sum;
-    let seconds = engine_s / taken * live as f64 / running_max as f64;
-    Duration::from_secs_f64(seconds.ceil().clamp(1.0, RETRY_AFTER_MAX.as_secs_f64()))
+    handle::retry_after(engine_s / taken * live as f64 / running_max as f64)
 }
 
-impl Drop for Inner {
+impl Drop for AnswerThreads {
     fn drop(&mut self) {
         // Threads that are gone need no word.
         let _ = self.to_vision.send(ToVision::Stop);

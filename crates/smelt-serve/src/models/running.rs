@@ -1,6 +1,7 @@
 //! Holds what answers for a model: a language model, or an encoder of texts or of pairs.
 
 use smelt_runtime::embed::EmbedService;
+use smelt_runtime::handle::Gate;
 use smelt_runtime::score::CrossEncoder;
 use smelt_runtime::service::Service;
 use smelt_runtime::tokenizer::Tokenizer;
@@ -17,13 +18,17 @@ pub enum Running {
 }
 
 impl Running {
+    fn gate(&self) -> &Gate {
+        match self {
+            Self::Speaks(service) => service.gate(),
+            Self::Embeds(service) => service.gate(),
+            Self::Scores(service) => service.gate(),
+        }
+    }
+
     /// Requests that were taken and have not ended.
     pub(crate) fn live(&self) -> usize {
-        match self {
-            Self::Speaks(service) => service.live(),
-            Self::Embeds(service) => service.live(),
-            Self::Scores(service) => service.live(),
-        }
+        self.gate().live()
     }
 
     /// Whether this is the only handle.
@@ -46,11 +51,7 @@ impl Running {
 
     /// Takes nothing new from now on; what was taken is answered.
     pub(crate) fn drain(&self) {
-        match self {
-            Self::Speaks(service) => service.drain(),
-            Self::Embeds(service) => service.drain(),
-            Self::Scores(service) => service.drain(),
-        }
+        self.gate().close();
     }
 
     /// Whether it lives in a device's own memory; encoders live in the machine's.
