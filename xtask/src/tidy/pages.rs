@@ -13,6 +13,10 @@ use crate::root;
 /// What fits on a front page; all else belongs to `docs`.
 const README_LINES_MAX: usize = 120;
 
+/// What a newcomer reads in one sitting: a map, rules and how they are tested.
+const ARCHITECTURE: &str = "crates/ARCHITECTURE.md";
+const ARCHITECTURE_LINES_MAX: usize = 200;
+
 /// A page, and its path relative to the root.
 struct Page {
     path: PathBuf,
@@ -32,6 +36,11 @@ pub(super) fn check(smelt: &Path) -> Result<Vec<String>> {
     let lines = pages[0].text.lines().count();
     if lines > README_LINES_MAX {
         findings.push(format!("README.md: {lines} lines; {README_LINES_MAX} are a front page"));
+    }
+    let architecture = fs::read_to_string(root().join(ARCHITECTURE)).context(ARCHITECTURE)?;
+    let lines = architecture.lines().count();
+    if lines > ARCHITECTURE_LINES_MAX {
+        findings.push(format!("{ARCHITECTURE}: {lines} lines; {ARCHITECTURE_LINES_MAX} are a map"));
     }
     if commands(&pages[0].text).is_empty() {
         findings.push("README.md: shows no command".to_owned());
