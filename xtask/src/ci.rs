@@ -13,7 +13,8 @@ use crate::{
 const STEPS: [(&str, &[&str]); 4] = [
     ("format", &["fmt", "--all", "--check"]),
     ("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]),
-    ("tests", &["test", "--workspace", "--locked", "--no-fail-fast"]),
+    // Without examples, which the lints have checked, and tests in documentation, of which `tidy` allows none.
+    ("tests", &["test", "--workspace", "--tests", "--locked", "--no-fail-fast"]),
     // With examples, features are those of the lints, and what they checked is not checked again.
     ("docs", &["doc", "--workspace", "--lib", "--bins", "--examples", "--no-deps", "--locked"]),
 ];

@@ -13,13 +13,20 @@ const TARGET: &str = "aarch64-unknown-linux-musl";
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
 
 /// Where cargo and `cc` look for the target's linker and compiler.  Symbols would be nine tenths of
-/// the file.
-const BUILD: [(&str, &str); 4] = [
+/// the file.  Flags of the target leave macros and build scripts as this machine's builds have them, where a profile's would
+/// have all of them compiled again.
+const BUILD: [(&str, &str); 3] = [
     ("CC_aarch64_unknown_linux_musl", COMPILER),
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
-    ("CARGO_PROFILE_DEV_DEBUG", "0"),
-    ("CARGO_PROFILE_DEV_STRIP", "symbols"),
+    ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUSTFLAGS", "-Cdebuginfo=0 -Cstrip=symbols"),
 ];
+
+/// What every build names, so that all have the same features and the engine is compiled once.
+const TOGETHER: [&str; 6] =
+    ["--package", "smelt", "--package", "smelt-engine", "--package", "smelt-engine-build"];
+
+/// Tests that are built with the command: then cargo counts what tests need, and it is what `aarch64` has built.
+const TESTS: [&str; 2] = ["--test", "smelt-engine-build-integration"];
 
 /// What runs the boards' programs here, with every feature of a processor that it knows.
 const RUNNER: (&str, &str) =
@@ -27,7 +34,7 @@ const RUNNER: (&str, &str) =
 
 /// The command, built for the boards.
 pub(crate) fn build_smelt() -> Result<PathBuf> {
-    let built = cargo(&["build", "--quiet", "--package", "smelt"])?.status();
+    let built = cargo(&["build", "--quiet"])?.args(["--bin", "smelt"]).args(TESTS).status();
     ensure!(built.context("cannot start cargo")?.success(), "smelt does not build for {TARGET}");
     Ok(target().join(TARGET).join("debug/smelt"))
 }
@@ -36,10 +43,8 @@ pub(crate) fn build_smelt() -> Result<PathBuf> {
 /// there, the golden vectors.
 pub(crate) fn test_engine() -> Result<()> {
     debian::need("qemu-user", || debian::runs("qemu-aarch64", "--version"))?;
-    let unit = &["--package", "smelt-engine", "--lib"][..];
-    let built = &["--package", "smelt-engine-build", "--test", "smelt-engine-build-integration"];
-    let built = [&built[..], &["--", "golden::", "packed::", "vision::"]].concat();
-    for tests in [unit, &built[..]] {
+    let integration = [&TESTS[..], &["--", "golden::", "packed::", "vision::"]].concat();
+    for tests in [&["--lib"][..], &integration] {
         let mut cargo = cargo(&["test", "--quiet"])?;
         cargo.args(tests).env(RUNNER.0, RUNNER.1);
         ensure!(cargo.status().context("cannot start cargo")?.success(), "tests fail on {TARGET}");
@@ -53,7 +58,8 @@ fn cargo(arguments: &[&str]) -> Result<Command> {
     // What Debian's toolchains come with needs no rustup; cargo says what is missing.
     let _ = Command::new("rustup").args(["target", "add", TARGET]).output();
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(arguments).args(["--locked", "--target", TARGET]).current_dir(root()).envs(BUILD);
+    cargo.args(arguments).args(TOGETHER).args(["--locked", "--target", TARGET]);
+    cargo.current_dir(root()).envs(BUILD);
     Ok(cargo)
 }
 

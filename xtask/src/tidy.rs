@@ -49,6 +49,7 @@ fn of_texts(sources: &[Source]) -> Result<Vec<String>> {
     findings.extend(circles::names(sources));
     findings.extend(sources.iter().filter_map(header));
     findings.extend(sources.iter().flat_map(leftovers));
+    findings.extend(sources.iter().flat_map(tests_in_documentation));
     Ok(findings)
 }
 
@@ -106,6 +107,26 @@ fn leftovers(source: &Source) -> Vec<String> {
         .collect()
 }
 
+/// Code in documentation is a test, which `ci` does not run: each would be a program of its own.
+fn tests_in_documentation(source: &Source) -> Vec<String> {
+    let lines = source.text.lines().enumerate().filter_map(|(at, line)| {
+        let line = line.trim_start();
+        let words = line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))?;
+        Some((at, words.trim_start().strip_prefix("```")?))
+    });
+    // Every other mark ends what one before it began.
+    let begins = lines.step_by(2).filter(|(_, kind)| *kind != "text");
+    begins
+        .map(|(at, _)| {
+            format!(
+                "{}:{}: a test in documentation; say ```text, or make it a test",
+                source.path.display(),
+                at + 1
+            )
+        })
+        .collect()
+}
+
 /// The command, built, and beside it `smelt-shapes`.
 ///
 /// An example of the whole workspace is built with it: then cargo counts what tests need, features are
@@ -146,4 +167,23 @@ fn pipelines(smelt: &Path) -> Result<Vec<String>> {
         }
     }
     Ok(findings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_in_documentation_is_found() {
+        let found = |text: &str| {
+            let source = Source { path: PathBuf::from("a.rs"), text: text.to_owned() };
+            tests_in_documentation(&source).len()
+        };
+        assert_eq!(
+            found("//! ```text\n//! a\n//! ```\n    /// ```\n    /// f();\n    /// ```\n"),
+            1
+        );
+        assert_eq!(found("//! ```rust\n//! ```\n/// ```text\n/// ```\n"), 1);
+        assert_eq!(found("/// Lines of ```sh blocks\n// ```\nlet a = \"```\";\n"), 0);
+    }
 }
