@@ -265,6 +265,7 @@ mod tests {
         assert!(text.contains("needs 1600 MiB (as the last time)"), "{text}");
         assert!(text.contains("has 1000 MiB and 500 MiB of swap"), "{text}");
         assert!(text.contains("132 MiB more swap on a disk"), "{text}");
+        assert!(text.contains("or an escalate step that does less at once"), "{text}");
         let text = refusal(Kind::Command, forecast, &room(900, 0, 0), Lack::Others, "");
         assert!(text.contains("leave 900 MiB and 400 MiB"), "{text}");
         let server = "http://a:1 (pid 7) may take 90 MiB more";

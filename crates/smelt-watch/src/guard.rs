@@ -249,7 +249,7 @@ impl Machine {
 }
 
 fn part(free: Option<u64>, all: Option<u64>) -> Option<f64> {
-    let all = all.filter(|&bytes| bytes > 0)?;
+    let all = all.filter(|&bytes| bytes != 0)?;
     Some(free? as f64 / all as f64)
 }
 
@@ -441,5 +441,114 @@ mod tests {
         };
         check(true, false);
         check(false, true);
+    }
+
+    /// What is said of one who works for `cpu` in each look and is refused contiguous memory in the looks `refused`.
+    fn refused_in(refused: std::ops::Range<usize>, cpu: Duration) -> Vec<Verdict<u32>> {
+        let mut scene = Scene::new(1);
+        let mut look = |at: usize| {
+            let fails = u64::from(refused.contains(&at));
+            let counters = &mut scene.look.counters;
+            counters.cma_alloc_fails = counters.cma_alloc_fails.map(|count| count + fails);
+            let before = scene.look.attempts[0].cpu;
+            let verdict = scene.pass(0, 0.0);
+            scene.look.attempts[0].cpu = before.map(|sum| sum + cpu);
+            verdict
+        };
+        (0..300).map(&mut look).collect()
+    }
+
+    #[test]
+    fn contiguous_memory_must_fail_for_two_minutes_and_still_fail() {
+        let never = |refused| !refused_in(refused, Duration::ZERO).contains(&CmaStuck(1));
+        let said = refused_in(0..300, Duration::ZERO);
+        // What failed between the first two looks is seen by the second, a second after the start.
+        assert_eq!(said.iter().position(|verdict| *verdict == CmaStuck(1)), Some(241));
+        assert!(never(0..200), "it is refused no more");
+        assert!(never(250..300), "it was idle before, and refused nothing");
+    }
+
+    #[test]
+    fn a_fiftieth_of_a_core_is_work() {
+        let is_stuck =
+            |cpu_ms| refused_in(0..300, Duration::from_millis(cpu_ms)).contains(&CmaStuck(1));
+        assert!(is_stuck(8) && !is_stuck(12));
+    }
+
+    #[test]
+    fn pages_that_only_come_or_only_go_are_no_thrash() {
+        for way in 0..2 {
+            let mut scene = Scene::new(2);
+            let mut look = || {
+                let counters = &mut scene.look.counters;
+                let pages = [&mut counters.swap_in_pages, &mut counters.swap_out_pages];
+                let [one, other] = pages;
+                let pages = if way == 0 { one } else { other };
+                *pages = pages.map(|count| count + 5_000);
+                scene.pass(0, 0.9)
+            };
+            assert!((0..60).all(|_| look() == Fine), "{way}");
+        }
+    }
+
+    #[test]
+    fn pages_and_stalls_count_by_the_second() {
+        let is_parked =
+            |swapped, stalled| Scene::new(2).pass_for(10, swapped, stalled).contains(&Park(2));
+        assert!(is_parked(150, 0.15));
+        assert!(!is_parked(100, 0.15) && !is_parked(150, 0.08));
+    }
+
+    #[test]
+    fn without_an_account_of_stalls_swapping_alone_is_no_thrash() {
+        let mut scene = Scene::new(2);
+        scene.look.attempts.iter_mut().for_each(|attempt| attempt.stalled_us = None);
+        assert_eq!(scene.pass_for(60, 5_000, 0.0), [Fine]);
+        // Nor are faults of who is at its own limit.
+        scene.look.attempts.iter_mut().for_each(|attempt| attempt.is_at_limit = true);
+        for _ in 0..60 {
+            let faults = &mut scene.look.counters.major_faults;
+            *faults = faults.map(|count| count + 2_000);
+            assert_eq!(scene.pass(5_000, 0.0), Fine);
+        }
+    }
+
+    #[test]
+    fn who_is_gone_leaves_no_count_of_parks() {
+        let mut scene = Scene::new(2);
+        let thrash = |scene: &mut Scene, looks: usize| {
+            let mut parked = 0;
+            for _ in 0..looks {
+                let both = scene.look.attempts.iter().all(|attempt| !attempt.is_parked);
+                scene.look.machine.mem_available_bytes = Some(if both { 60 } else { 400 } * MIB);
+                let (swapped, stalled) = if both { (5_000, 0.5) } else { (0, 0.0) };
+                parked += u32::from(matches!(scene.pass(swapped, stalled), Park(2)));
+            }
+            parked
+        };
+        assert_eq!(thrash(&mut scene, 1000), PARKS_MAX);
+        let second = scene.look.attempts.pop().unwrap();
+        scene.pass(0, 0.0);
+        // Another attempt of the same name.
+        scene.look.attempts.push(second);
+        assert_eq!(thrash(&mut scene, 1000), PARKS_MAX);
+    }
+
+    #[test]
+    fn what_is_left_must_be_below_its_bounds() {
+        let said = |available: u64, swap: u64| {
+            let mut scene = Scene::new(1);
+            let machine = &mut scene.look.machine;
+            (machine.mem_total_bytes, machine.swap_total_bytes) =
+                (Some(1000 * MIB), Some(1000 * MIB));
+            machine.mem_available_bytes = Some(available * MIB);
+            machine.swap_free_bytes = Some(swap * MIB);
+            scene.pass_for(10, 0, 0.0)
+        };
+        assert_eq!(said(50, 10), [Fine], "a twentieth is room");
+        assert_eq!(said(49, 10), [Fine, Wait]);
+        assert_eq!(said(30, 10), [Fine, Wait], "three in a hundred are something");
+        assert_eq!(said(29, 50), [Fine, Wait], "a twentieth of swap is something");
+        assert!(said(29, 49).contains(&Exhausted(1)));
     }
 }
