@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::finding::{Finding, Fix, Severity, size};
-use crate::measure::Measured;
+use crate::measure::{Measured, available};
 use crate::release::Board;
 use crate::tree::Tree;
 
@@ -145,11 +145,6 @@ fn mount(tree: &Tree, line: &str) -> Option<Mount> {
         disk,
         medium,
     })
-}
-
-/// Bytes that may be written without being root.
-pub(crate) fn available(fs: &nix::sys::statvfs::Statvfs) -> u64 {
-    fs.blocks_available().saturating_mul(fs.fragment_size())
 }
 
 /// The whole disk of a device's folder in sysfs, which is inside the disk's for a partition.

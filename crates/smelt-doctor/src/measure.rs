@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use serde::{Deserialize, Serialize};
 
-use crate::disk::available;
 use crate::tree::Tree;
 
 /// The most that is written.
@@ -57,6 +56,11 @@ pub struct Measured {
     pub unheld: Vec<String>,
     /// Why something is missing.
     pub error: Option<String>,
+}
+
+/// Bytes that may be written without being root.
+pub(crate) fn available(fs: &nix::sys::statvfs::Statvfs) -> u64 {
+    fs.blocks_available().saturating_mul(fs.fragment_size())
 }
 
 impl Measured {

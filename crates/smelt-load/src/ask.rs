@@ -12,8 +12,8 @@ use ureq::http::Response;
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body};
 
+use crate::error::LoadError;
 use crate::receive::{self, Ear, HearError, ReceivedAnswer};
-use crate::run::LoadError;
 
 /// The longest document read that is no stream, in bytes.
 const DOCUMENT_BYTES_MAX: u64 = 16 << 20;

@@ -13,6 +13,7 @@ pub mod run;
 
 mod arrivals;
 mod ask;
+mod error;
 mod picture;
 mod process;
 mod prompt;

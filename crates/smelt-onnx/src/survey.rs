@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ElementType;
 use crate::eval::cast_target;
-use crate::model::{AttributeValue, Data, Graph, Initializer, Model, Node};
+use crate::model::{AttributeValue, Graph, Initializer, Node};
 
 /// A graph, looked over once.
 pub(crate) struct Survey<'m> {
@@ -164,21 +164,4 @@ pub(crate) fn tensors_mut(graph: &mut Graph, visit: &mut dyn FnMut(&mut Initiali
             _ => {}
         }
     }
-}
-
-/// A name for a data file that no tensor of `model` lies in.
-pub(crate) fn free_location(model: &Model) -> String {
-    let mut taken = BTreeSet::from([crate::MODEL_FILE.to_owned()]);
-    let mut note = |tensor: &Initializer| {
-        if let Data::External { location, .. } = &tensor.data {
-            taken.insert(location.trim_start_matches("./").to_owned());
-        }
-    };
-    tensors(&model.graph, &mut note);
-    crate::surgery::weights(model).iter().for_each(note);
-    let spellings = (2..).map(|count| format!("model.onnx.{count}.data"));
-    std::iter::once(crate::DATA_FILE.to_owned())
-        .chain(spellings)
-        .find(|name| !taken.contains(name))
-        .expect("a finite model leaves a name free")
 }

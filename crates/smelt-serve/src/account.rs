@@ -3,7 +3,6 @@
 //! A request is told of when its answer has gone out or its client has gone away, whatever comes
 //! first, so nothing is told twice or never.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ use crate::ending::Ending;
 use crate::error::ErrorMessage;
 use crate::listen::Peer;
 use crate::metrics::Metrics;
-use crate::traces::{Answered, Context, Parent, TRACE_RESPONSE, Tracer, operation};
+use crate::traces::{Answered, Context, Parent, TRACE_RESPONSE, Tracer, drawn, operation};
 
 /// Names a request, in both directions.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -219,11 +218,6 @@ pub(crate) fn new_id() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     format!("{:016x}{:08x}", drawn(), count as u32)
-}
-
-/// A number by chance.
-pub(crate) fn drawn() -> u64 {
-    RandomState::new().hash_one(0)
 }
 
 impl Account {

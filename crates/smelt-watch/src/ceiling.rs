@@ -7,12 +7,20 @@
 
 use std::path::Path;
 
-use crate::cgroup::Version;
 use crate::kernel_file;
 use crate::machine::{Machine, number};
 
 /// Version 1 says "no limit" with the largest number of whole pages.
 const NO_LIMIT: u64 = 1 << 60;
+
+/// How memory is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// A group of version 1.
+    V1,
+    /// A group of version 2.
+    V2,
+}
 
 /// The tightest of some levels; `None` where none of them limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

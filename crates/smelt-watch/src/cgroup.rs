@@ -16,7 +16,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::ceiling::Ceiling;
+use crate::ceiling::{Ceiling, Version};
 use crate::counters::Counters;
 use crate::freezer::Freezer;
 use crate::kernel_file;
@@ -31,15 +31,6 @@ const REMOVE_TRIES: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(2);
 /// A group that is just made has nobody in it yet.
 const EMPTY_TIME_MAX: Duration = Duration::from_secs(60);
-
-/// How memory is counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
-    /// A group of version 1.
-    V1,
-    /// A group of version 2.
-    V2,
-}
 
 /// Where groups can be made on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]

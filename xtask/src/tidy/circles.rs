@@ -9,7 +9,7 @@ use std::path::Path;
 use super::Source;
 
 /// The circles that there are: a crate, and the modules of it that reach each other.
-const KNOWN: [(&str, &[&str]); 20] = [
+const KNOWN: [(&str, &[&str]); 15] = [
     ("smelt", &["exit", "console"]),
     ("smelt", &["pins", "tools"]),
     ("smelt", &["built", "load"]),
@@ -29,12 +29,9 @@ const KNOWN: [(&str, &[&str]); 20] = [
             "stage",
         ],
     ),
-    ("smelt-doctor", &["disk", "measure"]),
     ("smelt-doctor", &["packages", "release"]),
     ("smelt-exec", &["confine", "order"]),
-    ("smelt-exec", &["recorded", "report"]),
     ("smelt-exec", &["attempt", "count", "prepare"]),
-    ("smelt-load", &["ask", "run"]),
     (
         "smelt-model",
         &[
@@ -47,16 +44,14 @@ const KNOWN: [(&str, &[&str]); 20] = [
             "quantize",
             "reference",
             "sample",
-            "scheme",
             "synthetic",
         ],
     ),
-    ("smelt-onnx", &["surgery", "survey"]),
-    ("smelt-plan", &["key", "pipeline", "plan", "retry"]),
+    ("smelt-plan", &["key", "plan"]),
+    ("smelt-plan", &["pipeline", "retry"]),
     ("smelt-runtime", &["dialect", "grammar", "markup", "template", "tokenizer"]),
     ("smelt-runtime", &["deployment", "image", "similarity", "vision"]),
     ("smelt-runtime", &["prepare", "media_plan"]),
-    ("smelt-serve", &["account", "traces"]),
     (
         "smelt-store",
         &[
@@ -78,7 +73,6 @@ const KNOWN: [(&str, &[&str]); 20] = [
             "walk",
         ],
     ),
-    ("smelt-watch", &["ceiling", "cgroup"]),
 ];
 
 /// Which modules each module names.
@@ -156,9 +150,14 @@ fn graph<'a>(files: &[File<'a>]) -> Graph<'a> {
     graph
 }
 
-/// What stands behind `root` in a text: names, or those of a list.
+/// What stands behind `root` in the code of a text: names, or those of a list.
 fn named_in<'a>(text: &'a str, root: &str) -> Vec<&'a str> {
-    let behind = text.split(root).skip(1);
+    let is_code = |at: &usize| {
+        let line = text[..*at].rsplit('\n').next().unwrap_or_default();
+        !line.trim_start().starts_with("//")
+    };
+    let places = text.match_indices(root).map(|(at, _)| at).filter(is_code);
+    let behind = places.map(|at| &text[at + root.len()..]);
     behind.flat_map(|behind| behind.strip_prefix('{').map_or(vec![word(behind)], listed)).collect()
 }
 
@@ -281,6 +280,7 @@ mod tests {
         assert_eq!(named("use crate::a;\nuse crate::b_c::{D, E};"), ["a", "b_c"]);
         assert_eq!(named("use crate::{a::{B, C}, d, e::F}; crate::g::h()"), ["a", "d", "e", "g"]);
         assert_eq!(named("use crate::{\n    a,\n    b::C,\n};"), ["a", "b", ""]);
+        assert_eq!(named("//! [`crate::a`]\n    // crate::b\nuse crate::c;"), ["c"]);
         let files = [
             file("a", "use super::b::B;"),
             file("b", "use crate::a;"),

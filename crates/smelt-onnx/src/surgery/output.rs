@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
 use super::externalize::{place_weights, weights};
+use super::new_file::free_location;
 use super::patch::{ColumnCut, Making};
 use super::quantise::Quantisation;
 use super::{ApplyError, Consume};
@@ -18,7 +19,7 @@ use crate::check;
 use crate::encode::WriteError;
 use crate::external::{DataError, TENSOR_ALIGNMENT_BYTES, place};
 use crate::model::{Data, Initializer, Model};
-use crate::survey::{free_location, tensors, tensors_mut};
+use crate::survey::{tensors, tensors_mut};
 
 /// Bytes no tensor refers to that a copied data file may keep; with more, only its tensors
 /// are copied.

@@ -4,8 +4,8 @@
 
 use axum::http::{HeaderMap, HeaderName};
 
+use super::drawn;
 use super::sampler::Sampler;
-use crate::account::drawn;
 
 /// Says under which name a request was traced, to whoever sent it.
 pub(crate) const TRACE_RESPONSE: HeaderName = HeaderName::from_static("traceresponse");

@@ -15,8 +15,7 @@ use ureq::config::Config;
 
 use super::line::Line;
 use super::otlp::{self, Span};
-use super::{Counts, TraceOptions};
-use crate::account::drawn;
+use super::{Counts, TraceOptions, drawn};
 
 /// How often spans are sent, where the collector asks to come again or does not answer.
 const ATTEMPTS_MAX: u32 = 5;

@@ -13,6 +13,7 @@ mod settings;
 mod spans;
 
 use std::fmt::Error;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -32,6 +33,11 @@ pub(crate) use spans::{Answered, operation};
 
 /// How long a server that ends waits for its last spans to be taken.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// A number by chance.
+pub(crate) fn drawn() -> u64 {
+    RandomState::new().hash_one(0)
+}
 
 /// What happened to spans.
 #[derive(Clone, Debug, Default)]

@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn a_part_of_all_traces_is_that_part() {
         let sampler = Sampler::named("traceidratio", Some(0.25)).unwrap();
-        let drawn = (0..4000).filter(|_| sampler.wants(crate::account::drawn().into(), None));
+        let drawn = (0..4000).filter(|_| sampler.wants(crate::traces::drawn().into(), None));
         assert!((800..1200).contains(&drawn.count()));
     }
 }
