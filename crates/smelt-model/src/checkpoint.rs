@@ -18,7 +18,7 @@ use crate::dtype::Dtype;
 use crate::families::bert::CLASSIFIER;
 use crate::families::internvl3::InternVl3;
 use crate::foreign::{Expected, recognise};
-use crate::model::{Layout, Model, ModelPart, Vision};
+use crate::model::{Layout, Model, ModelPart, Tile, Vision};
 use crate::packed::gguf::names::LAYOUT as GGUF_LAYOUT;
 use crate::packed::gguf::{self, Gguf, SideFile};
 use crate::packed::quantization::Quantization;
@@ -271,6 +271,22 @@ impl Checkpoint {
     /// [`CheckpointError::NoPart`] if the model has none.
     pub fn decoder(&self) -> Result<&Decoder, CheckpointError> {
         self.model.llm.as_ref().ok_or_else(|| self.no_part(ModelPart::Llm))
+    }
+
+    /// The vision tower, whether or not its weights are here.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoPart`] if the model has none.
+    pub fn vision(&self) -> Result<&Vision, CheckpointError> {
+        self.model.vision.as_ref().ok_or_else(|| self.no_part(ModelPart::Vision))
+    }
+
+    /// The tile of a vision tower that takes tiles of one size, whether or not its weights are here.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoPart`] if the model has no such tower.
+    pub fn tile(&self) -> Result<Tile, CheckpointError> {
+        self.vision()?.tile().ok_or_else(|| self.no_part(ModelPart::Vision))
     }
 
     /// The facts of an InternVL3 vision tower, whether or not its weights are here.

@@ -8,10 +8,10 @@ use std::path::Path;
 
 use crate::config::{ConfigError, List};
 use crate::decoder::Decoder;
+use crate::families;
 use crate::families::bert::Bert;
-use crate::families::clip::{ClipText, ClipVision};
-use crate::families::internvl3::InternVl3;
-use crate::families::{self, qwen2_5_vl, qwen3_vl};
+use crate::families::clip::ClipText;
+pub use crate::families::{Tile, TowerInput, Vision};
 
 /// A part of a model that has tensors of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,19 +45,6 @@ impl ModelPart {
     }
 }
 
-/// A vision tower with its way into the space of what follows.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Vision {
-    /// InternViT, pixel shuffle and projector.
-    InternVit(InternVl3),
-    /// The tower of Qwen2.5-VL.
-    Qwen25(qwen2_5_vl::Tower),
-    /// The tower of Qwen3-VL.
-    Qwen3(qwen3_vl::Tower),
-    /// CLIP's ViT with its projection, if it has one.
-    Clip(ClipVision),
-}
-
 /// An encoder of texts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Encoder {
@@ -65,18 +52,6 @@ pub enum Encoder {
     Bert(Bert),
     /// CLIP's text tower, causal.
     ClipText(ClipText),
-}
-
-impl Vision {
-    /// Every tensor, input to output.
-    fn list(&self, list: &mut List) {
-        match self {
-            Self::InternVit(tower) => tower.list(list),
-            Self::Qwen25(tower) => tower.list(list),
-            Self::Qwen3(tower) => tower.list(list),
-            Self::Clip(tower) => tower.list(list),
-        }
-    }
 }
 
 impl Encoder {

@@ -28,43 +28,14 @@ impl Vision {
     /// besides weights; for its usual pictures where there is no grid.  Nothing where a grid does not
     /// fit the tower.
     pub fn working_bytes(&self, grids: &[Grid]) -> Option<u64> {
-        let (patching, patch) = match self {
-            Self::InternVit(tower) => {
-                let (hidden, intermediate) = (tower.vit.hidden, tower.vit.intermediate);
-                let patching = tower.patching();
-                let tile = Grid { height: tower.image_size, width: tower.image_size };
-                let grids = if grids.is_empty() { &[tile][..] } else { grids };
-                let patch = Patch { values: patching.values(), hidden, intermediate };
-                return patch.bytes(patching.lattices(grids).ok()?);
-            }
-            Self::Clip(vision) => {
-                let (side, tower) = (vision.image_size / vision.patch_size.max(1), &vision.tower);
-                let values = vision.patch_size * vision.patch_size * vision.channels;
-                let (hidden, intermediate) = (tower.hidden, tower.intermediate);
-                return Patch { values, hidden, intermediate }.bytes_of(side * side + 1);
-            }
-            Self::Qwen25(tower) => {
-                let (hidden, intermediate) = (tower.hidden, tower.intermediate);
-                let values = tower.patching.values();
-                (&tower.patching, Patch { values, hidden, intermediate })
-            }
-            Self::Qwen3(tower) => {
-                let (hidden, intermediate) = (tower.hidden, tower.intermediate);
-                let values = tower.patching.values();
-                (&tower.patching, Patch { values, hidden, intermediate })
-            }
-        };
-        patch.bytes(patching.lattices(grids).ok()?)
+        let [hidden, intermediate] = self.widths();
+        let patch = Patch { values: self.patching().values(), hidden, intermediate };
+        // A class token may stand before them.
+        patch.bytes_of(self.rows(grids)? + 1)
     }
 }
 
 impl Patch {
-    fn bytes(&self, lattices: Vec<(Grid, crate::grid::Lattice)>) -> Option<u64> {
-        let patches = lattices.iter().map(|(_, lattice)| lattice.patches()).max()?;
-        // A class token may stand before them.
-        self.bytes_of(patches + 1)
-    }
-
     fn bytes_of(&self, patches: usize) -> Option<u64> {
         let bytes = patches.checked_mul(self.numbers())?.checked_mul(size_of::<f32>())?;
         u64::try_from(bytes).ok()

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use smelt_backend::{Backends, Decoder, ENGINE_FILE, KvOptions, OpenError, VisionEngine};
+pub use smelt_family::ModelFamily;
 
 use crate::dialect::Dialect;
 pub use crate::engine_dirs::DEPLOYMENT_FILE;
@@ -41,62 +42,6 @@ const GENERATION_FILE: &str = "generation_config.json";
 
 /// The version of [`DEPLOYMENT_FILE`]; a change of names or meanings raises it.
 pub const FORMAT: u32 = 2;
-
-/// The families of models that speak; some of them see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ModelFamily {
-    /// InternVL3 and InternVL3.5: tiles, one position a token.
-    #[serde(rename = "internvl3")]
-    InternVl3,
-    /// Qwen2.5-VL: patches, three positions a token.
-    #[serde(rename = "qwen2_5_vl")]
-    Qwen25Vl,
-    /// Qwen3-VL: patches, three positions a token, features of several blocks of the tower.
-    #[serde(rename = "qwen3_vl")]
-    Qwen3Vl,
-    /// Qwen2 and Qwen2.5: texts alone.
-    #[serde(rename = "qwen2")]
-    Qwen2,
-    /// Qwen3: texts alone.
-    #[serde(rename = "qwen3")]
-    Qwen3,
-    /// Llama 2 and 3, and what is built as they are: texts alone.
-    #[serde(rename = "llama")]
-    Llama,
-}
-
-impl ModelFamily {
-    /// Every family.
-    pub const ALL: [Self; 6] =
-        [Self::InternVl3, Self::Qwen25Vl, Self::Qwen3Vl, Self::Qwen2, Self::Qwen3, Self::Llama];
-
-    /// The word in [`DEPLOYMENT_FILE`], which is that of `smelt-model`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::InternVl3 => "internvl3",
-            Self::Qwen25Vl => "qwen2_5_vl",
-            Self::Qwen3Vl => "qwen3_vl",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Llama => "llama",
-        }
-    }
-
-    /// Whether its models have a tower that sees.
-    pub fn sees(self) -> bool {
-        matches!(self, Self::InternVl3 | Self::Qwen25Vl | Self::Qwen3Vl)
-    }
-
-    /// The family of that name.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|family| family.name() == name)
-    }
-
-    /// Whether its pictures are cut into tiles.
-    fn sees_tiles(self) -> bool {
-        self == Self::InternVl3
-    }
-}
 
 /// The longest [`DEPLOYMENT_FILE`] or generation_config.json read; real ones are near 1 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -233,8 +178,7 @@ impl Spec {
         if sees && !self.family.sees() {
             return Some(format!("vision: models of {family} read text alone"));
         }
-        let is_tiled = |image: &Cutting| matches!(image, Cutting::Tiles(_));
-        if self.image.as_ref().is_some_and(|image| is_tiled(image) != self.family.sees_tiles()) {
+        if self.image.as_ref().is_some_and(|image| !image.is_of(self.family)) {
             return Some(format!("image: pictures of {family} are not cut so"));
         }
         let vision = self.vision.iter().map(|dirs| ("vision", dirs));
@@ -379,21 +323,13 @@ impl Deployment {
     /// One line if the model does not see tiles.
     pub fn with_image_options(mut self, image_options: &ImageOptions) -> Result<Self, String> {
         let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
-        match (
-            text.image_processor.as_mut().map(|image_processor| &mut image_processor.cutting),
-            image_options.tiles_max,
-        ) {
-            (None, Some(_)) => {
+        if let Some(tiles) = image_options.tiles_max {
+            let Some(image_processor) = &mut text.image_processor else {
                 return Err("tiles are of models that see; this one reads text alone".to_owned());
-            }
-            (Some(Cutting::Patches(_)), Some(_)) => {
+            };
+            if !image_processor.cutting.allow_tiles(tiles) {
                 return Err("tiles are of models that see tiles; this one sees patches".to_owned());
             }
-            // Models may be shown more than they were made for.
-            (Some(Cutting::Tiles(tiling)), Some(tiles)) => {
-                tiling.max_tiles = tiling.max_tiles.max(tiles);
-            }
-            _ => {}
         }
         text.image_options = image_options.or(&text.image_options);
         Ok(self)

@@ -5,8 +5,9 @@
 
 use smelt_backend::grid::Lattice;
 use smelt_backend::position_ids;
+use smelt_family::{FrameLabels, ModelFamily};
 
-use crate::deployment::{ModelFamily, Text};
+use crate::deployment::Text;
 use crate::image::{
     By, Cutting, Image, ImageOptions, ImagePlan, ImageProcessor, MediaItem, Size, View, route,
 };
@@ -242,18 +243,14 @@ impl Clip {
         let tokens = self.tokens;
         let run = |lead: String| ImageTokenRun { lead, tokens };
         let steps = 0..self.steps();
-        match family {
-            // The other families see nothing.
-            ModelFamily::Qwen25Vl
-            | ModelFamily::Qwen2
-            | ModelFamily::Qwen3
-            | ModelFamily::Llama => {
-                vec![ImageTokenRun::bare(self.steps() * tokens)]
-            }
-            ModelFamily::Qwen3Vl => {
+        // Families that see nothing are shown nothing.
+        let labels = family.images().map_or(FrameLabels::Positions, |images| images.clips.labels);
+        match labels {
+            FrameLabels::Positions => vec![ImageTokenRun::bare(self.steps() * tokens)],
+            FrameLabels::Seconds => {
                 steps.map(|step| run(format!("<{:.1} seconds>", self.middle_s(step)))).collect()
             }
-            ModelFamily::InternVl3 => {
+            FrameLabels::Numbers => {
                 let line = |step| if step == 0 { "" } else { "\n" };
                 steps.map(|step| run(format!("{}Frame{}: ", line(step), step + 1))).collect()
             }
@@ -301,14 +298,14 @@ mod tests {
 
     #[test]
     fn families_tell_frames_apart_in_their_own_ways() {
-        check(CLIP, ModelFamily::Qwen25Vl, &[""], 21);
+        check(CLIP, ModelFamily::QWEN2_5_VL, &[""], 21);
         // `Qwen3VLProcessor._calculate_timestamps` of transformers gives 0.25, 1.25 and 2.0.
-        check(CLIP, ModelFamily::Qwen3Vl, &["<0.2 seconds>", "<1.2 seconds>", "<2.0 seconds>"], 7);
+        check(CLIP, ModelFamily::QWEN3_VL, &["<0.2 seconds>", "<1.2 seconds>", "<2.0 seconds>"], 7);
         let times_s = vec![0.0, 1.0, 2.2, 3.0, 4.3];
         let film = Clip { times_s, ..CLIP };
-        check(film, ModelFamily::Qwen3Vl, &["<0.5 seconds>", "<2.6 seconds>", "<4.3 seconds>"], 7);
+        check(film, ModelFamily::QWEN3_VL, &["<0.5 seconds>", "<2.6 seconds>", "<4.3 seconds>"], 7);
         let tiles = Clip { depth: 1, frames: 2, ..CLIP };
-        check(tiles, ModelFamily::InternVl3, &["Frame1: ", "\nFrame2: "], 7);
+        check(tiles, ModelFamily::INTERNVL3, &["Frame1: ", "\nFrame2: "], 7);
     }
 
     #[test]

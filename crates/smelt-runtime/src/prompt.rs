@@ -5,6 +5,7 @@
 //! mark becomes the image tokens that the picture needs.  Knows nothing of pixels.
 
 use serde::{Deserialize, Serialize};
+use smelt_family::{ImageMarks, ModelFamily};
 
 use crate::dialect::{Dialect, THINK_TAGS};
 use crate::markup::{GUARD, Marks};
@@ -71,6 +72,17 @@ pub struct ImageTokens {
 }
 
 impl ImageTokens {
+    /// Those of a family, if its models see.
+    pub fn of(family: ModelFamily) -> Option<Self> {
+        let ImageMarks { start, image, end, video } = family.images()?.marks;
+        Some(Self {
+            start: start.to_owned(),
+            image: image.to_owned(),
+            end: end.to_owned(),
+            video: video.map(str::to_owned),
+        })
+    }
+
     /// The words that only pictures and clips may put into a prompt.
     fn reserved(&self) -> impl Iterator<Item = &String> {
         std::iter::once(&self.image).chain(&self.video)

@@ -384,7 +384,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         assert!(error.contains(words) && error.lines().count() == 1, "{error}");
     };
     check(&|spec| spec.format = 1, "format 1 is not 2; deploy again");
-    check(&|spec| spec.family = ModelFamily::Qwen3Vl, "pictures of qwen3_vl are not cut so");
+    check(&|spec| spec.family = ModelFamily::QWEN3_VL, "pictures of qwen3_vl are not cut so");
     check(&|spec| spec.llm = "/llm".into(), "must be a relative directory");
     check(&|spec| spec.llm = "../vision".into(), "is of kind \"graph\"");
     check(&|spec| spec.vision = Some("../none".into()), "cannot read");
@@ -410,7 +410,7 @@ fn parts_that_do_not_fit_are_refused_by_name() {
         "has no token \"<x>\"",
     );
     check(&|spec| spec.vision = None, "vision, image and image_tokens go together");
-    check(&|spec| spec.family = ModelFamily::Llama, "models of llama read text alone");
+    check(&|spec| spec.family = ModelFamily::LLAMA, "models of llama read text alone");
     check(&|spec| spec.eos = vec![384], "eos token 384 is outside");
     check(&|spec| spec.eos.clear(), "eos is empty");
     fs::write(deployed.join("deployment.json"), "{\"format\": 2, \"speed\": 2}").unwrap();

@@ -125,7 +125,7 @@ fn every_qwen_vl_answers_pictures_of_all_shapes() {
     let decoded = decoded();
     let grids = ["8x8", "24x40", "40x24", "40x40", "64x64"].map(|grid| grid.parse().unwrap());
     for (name, family) in
-        [("qwen2_5_vl-tiny", ModelFamily::Qwen25Vl), ("qwen3_vl-tiny", ModelFamily::Qwen3Vl)]
+        [("qwen2_5_vl-tiny", ModelFamily::QWEN2_5_VL), ("qwen3_vl-tiny", ModelFamily::QWEN3_VL)]
     {
         let dir = TempDir::new().unwrap();
         check(&crate::tiny::qwen(name, family, &grids, dir.path()), &decoded);
@@ -145,25 +145,25 @@ struct QwenVl {
 const QWEN_VL: [QwenVl; 4] = [
     QwenVl {
         name: "qwen2_5_vl-tiny",
-        family: ModelFamily::Qwen25Vl,
+        family: ModelFamily::QWEN2_5_VL,
         patch: 14,
         grids: ["56x56", "56x112", "112x112"],
     },
     QwenVl {
         name: "qwen3_vl-tiny",
-        family: ModelFamily::Qwen3Vl,
+        family: ModelFamily::QWEN3_VL,
         patch: 16,
         grids: ["64x64", "64x128", "128x128"],
     },
     QwenVl {
         name: "qwen2_5_vl-3b",
-        family: ModelFamily::Qwen25Vl,
+        family: ModelFamily::QWEN2_5_VL,
         patch: 14,
         grids: ["224x224", "336x560", "448x448"],
     },
     QwenVl {
         name: "qwen3_vl-2b",
-        family: ModelFamily::Qwen3Vl,
+        family: ModelFamily::QWEN3_VL,
         patch: 16,
         grids: ["256x256", "384x640", "512x512"],
     },
@@ -191,7 +191,7 @@ impl QwenVl {
     }
 
     fn patching(&self) -> Patching {
-        let scale = if self.family == ModelFamily::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
+        let scale = if self.family == ModelFamily::QWEN3_VL { Scale::HALVES } else { Scale::CLIP };
         let side = 4 * self.patch;
         Patching {
             patch: self.patch,

@@ -159,10 +159,10 @@ fn served(deployed: &Path, goldens: &[Golden]) {
 
 #[test]
 fn qwen2_5_vl_answers_as_transformers_does() {
-    check("qwen2_5_vl-tiny", ModelFamily::Qwen25Vl);
+    check("qwen2_5_vl-tiny", ModelFamily::QWEN2_5_VL);
 }
 
 #[test]
 fn qwen3_vl_answers_as_transformers_does() {
-    check("qwen3_vl-tiny", ModelFamily::Qwen3Vl);
+    check("qwen3_vl-tiny", ModelFamily::QWEN3_VL);
 }

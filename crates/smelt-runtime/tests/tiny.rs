@@ -41,7 +41,7 @@ pub(crate) fn spec(family: ModelFamily, eos: Vec<u32>, patching: Patching) -> Sp
             end: word("vision_end"),
             video: Some(word("video_pad")),
         }),
-        places_per_second: (family == ModelFamily::Qwen25Vl).then_some(2),
+        places_per_second: (family == ModelFamily::QWEN2_5_VL).then_some(2),
         eos,
         serving: Serving::default(),
     }
@@ -49,7 +49,7 @@ pub(crate) fn spec(family: ModelFamily, eos: Vec<u32>, patching: Patching) -> Sp
 
 /// How the golden models cut pictures.
 fn patching(family: ModelFamily) -> Patching {
-    let scale = if family == ModelFamily::Qwen3Vl { Scale::HALVES } else { Scale::CLIP };
+    let scale = if family == ModelFamily::QWEN3_VL { Scale::HALVES } else { Scale::CLIP };
     let (min_pixels, max_pixels) = (256, 1600);
     Patching { patch: 4, merge: 2, frames: 2, min_pixels, max_pixels, clip: None, scale }
 }

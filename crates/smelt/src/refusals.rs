@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use smelt_model::checkpoint::{INDEX_FILE, WEIGHTS_FILE};
-use smelt_model::model::{Model, Vision};
+use smelt_model::model::Model;
 use smelt_plan::plan::{HubPin, Stage};
 use smelt_plan::{Plan, StageId};
 use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
@@ -73,7 +73,7 @@ fn apart(checkpoints: &Checkpoints<'_>, stage: &Stage, model: &Model) -> Option<
         return Some(why);
     }
     let (tower, decoder) = (tower_of(plan, stage)?, input(plan, stage, "llm")?.1);
-    let [given, told] = gives(&model_of(tower)?.vision?)?;
+    let [given, told] = model_of(tower)?.vision?.gives()?;
     let llm = model_of(decoder)?.llm?;
     let (taken, heard) = (llm.hidden, llm.deepstack);
     if given != taken {
@@ -86,16 +86,6 @@ fn apart(checkpoints: &Checkpoints<'_>, stage: &Stage, model: &Model) -> Option<
             "the vision engine tells of {told} blocks (deepstack), but the llm engine hears of {heard}"
         )
     })
-}
-
-/// Numbers in each token of a tower, and blocks that it tells of.
-fn gives(vision: &Vision) -> Option<[usize; 2]> {
-    match vision {
-        Vision::InternVit(tower) => Some([tower.width, 0]),
-        Vision::Qwen25(tower) => Some([tower.width, 0]),
-        Vision::Qwen3(tower) => Some([tower.width, tower.deepstack.len()]),
-        Vision::Clip(_) => None,
-    }
 }
 
 /// Texts that no deployment can use: tokenizer, chat template, tokens that end an answer.

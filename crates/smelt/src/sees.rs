@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::path::PathBuf;
 
 use smelt_model::grid::Grid as Picture;
-use smelt_model::model::{Model, Vision};
+use smelt_model::model::Model;
 use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, Plan};
 use smelt_runtime::deployment::DeploymentError;
-use smelt_runtime::image::{Cutting, Grid, ImageOptions, ImageProcessor, PreprocessorConfig, Size};
+use smelt_runtime::image::{Grid, ImageOptions, ImageProcessor, PreprocessorConfig, Size};
 
 use crate::checkpoints::{Checkpoints, Read, count, input};
 use crate::photographs;
@@ -118,29 +118,18 @@ fn image_processor(
         })?;
     // What is said of clips is of no use for photographs.
     let Some(mut cutting) = cutting_by(model, &processor, &processor) else { return Ok(None) };
-    if let (Cutting::Tiles(tiling), Some(tiles)) = (&mut cutting, tiles) {
-        tiling.max_tiles = tiling.max_tiles.max(tiles);
+    if let Some(tiles) = tiles {
+        cutting.allow_tiles(tiles);
     }
-    let (patching, usual) = match &seeing.vision {
-        Some(Vision::InternVit(tower)) => {
-            let side = tower.image_size;
-            (tower.patching(), vec![Picture { height: side, width: side }])
-        }
-        Some(Vision::Qwen25(tower)) => (tower.patching, tower.patching.default_grids()),
-        Some(Vision::Qwen3(tower)) => (tower.patching, tower.patching.default_grids()),
-        Some(Vision::Clip(_)) | None => return Ok(None),
+    let Some(vision) = seeing.vision.as_ref().filter(|vision| vision.input().is_some()) else {
+        return Ok(None);
     };
     let named = tower.params.get("grids").and_then(|grids| grids.as_array()).into_iter().flatten();
     let named = named.filter_map(|grid| grid.as_str()?.parse().ok());
-    let mut sizes: Vec<Picture> = named.collect();
-    if sizes.is_empty() {
-        sizes = usual;
-    }
-    let lattices = patching.lattices(&sizes);
-    let lattices = lattices.map_err(|error| Unseen::NotKnown(error.to_string()))?;
+    let sizes = vision.grids(&named.collect::<Vec<Picture>>());
+    let sizes = sizes.map_err(|error| Unseen::NotKnown(error.to_string()))?;
     let grid = |(Picture { height, width }, tokens)| Grid { size: Size { height, width }, tokens };
-    let lattices = lattices.into_iter().map(|(grid, lattice)| (grid, lattice.tokens()));
-    let mut grids: Vec<Grid> = lattices.map(grid).collect();
+    let mut grids: Vec<Grid> = sizes.into_iter().map(grid).collect();
     grids.sort_by_key(|grid| (grid.size.pixels(), grid.size.height));
     let image_processor = ImageProcessor { cutting, grids, router: None };
     match image_processor.fault() {

@@ -11,7 +11,7 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 20] = [
+const EDGES: [(&str, &[&str]); 21] = [
     ("smelt-random", &[]),
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
@@ -19,9 +19,10 @@ const EDGES: [(&str, &[&str]); 20] = [
     ("smelt-tensor", &[]),
     ("smelt-hub", &[]),
     ("smelt-plot", &[]),
+    ("smelt-family", &[]),
     ("smelt-backend", &["smelt-random"]),
     ("smelt-load", &["smelt-plot", "smelt-watch"]),
-    ("smelt-model", &["smelt-backend", "smelt-onnx", "smelt-tensor"]),
+    ("smelt-model", &["smelt-backend", "smelt-family", "smelt-onnx", "smelt-tensor"]),
     ("smelt-doctor", &["smelt-watch"]),
     ("smelt-store", &["smelt-plan", "smelt-random"]),
     ("smelt-engine", &["smelt-backend", "smelt-tensor"]),
@@ -30,7 +31,7 @@ const EDGES: [(&str, &[&str]); 20] = [
         &["smelt-backend", "smelt-onnx", "smelt-tensor", "smelt-model", "smelt-engine"],
     ),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
-    ("smelt-runtime", &["smelt-backend", "smelt-plot", "smelt-watch"]),
+    ("smelt-runtime", &["smelt-backend", "smelt-family", "smelt-plot", "smelt-watch"]),
     ("smelt-serve", &["smelt-runtime", "smelt-watch"]),
     (
         "smelt",

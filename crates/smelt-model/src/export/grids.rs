@@ -14,24 +14,14 @@ use super::weights::WeightStream;
 use super::{ExportError, clip, qwen2_5_vl, qwen3_vl, vision};
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
-use crate::families;
 use crate::grid::{GRIDS_MAX, Grid, Lattice, Patching};
-use crate::model::ModelPart;
+use crate::model::{ModelPart, Vision};
 
 /// What says which graph is for which size of picture.
 pub const GRIDS_FILE: &str = "grids.json";
 
 /// Version of [`GRIDS_FILE`]'s form.
 const FORMAT: u32 = 1;
-
-/// A tower that is exported for a list of grids.
-#[derive(Clone, Copy)]
-pub(super) enum GridTower<'a> {
-    Qwen25(&'a families::qwen2_5_vl::Tower),
-    Qwen3(&'a families::qwen3_vl::Tower),
-    Clip(&'a families::clip::ClipVision),
-    InternVit(&'a families::internvl3::InternVl3),
-}
 
 /// The longest [`GRIDS_FILE`] read: as many grids as there may be take 10 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -111,84 +101,62 @@ impl Entry {
     }
 }
 
-impl GridTower<'_> {
-    fn patching(self) -> Patching {
-        match self {
-            Self::Qwen25(tower) => tower.patching,
-            Self::Qwen3(tower) => tower.patching,
-            Self::Clip(tower) => tower.patching(),
-            Self::InternVit(tower) => tower.patching(),
-        }
+/// The tensors that the graphs of a tower share, and the shapes they declare.  The patch convolution is
+/// declared as the matrix it is, since its stride is its kernel; CLIP's class row as a sequence.
+fn weights_of(tower: &Vision, checkpoint: &Checkpoint) -> Vec<(String, Vec<usize>)> {
+    if let Vision::InternVit(_) = tower {
+        let mut weights = vision::weights(checkpoint.model());
+        weights.retain(|(name, _)| name != vision::POSITION_EMBEDDING);
+        return weights;
     }
-
-    /// The grids that are used where none are named.
-    fn usual_grids(self) -> Vec<Grid> {
-        match self {
-            Self::Qwen25(_) | Self::Qwen3(_) => self.patching().default_grids(),
-            Self::Clip(tower) => vec![Grid { height: tower.image_size, width: tower.image_size }],
-            Self::InternVit(tower) => {
-                vec![Grid { height: tower.image_size, width: tower.image_size }]
+    let mut weights = checkpoint.model().tensors(&[ModelPart::Vision]);
+    weights.retain(|(name, _)| ![qwen3_vl::POSITIONS, clip::POSITIONS].contains(&name.as_str()));
+    for (name, dims) in &mut weights {
+        let patches = [qwen2_5_vl::PATCH_WEIGHT, qwen3_vl::PATCH_WEIGHT, clip::PATCH_WEIGHT];
+        match name.as_str() {
+            name if patches.contains(&name) => {
+                *dims = vec![dims[0], dims[1..].iter().product()];
             }
+            clip::CLASS_EMBEDDING => *dims = vec![1, 1, dims[0]],
+            _ => {}
         }
     }
+    weights
+}
 
-    /// The tensors that the graphs share, and the shapes they declare.  The patch convolution is
-    /// declared as the matrix it is, since its stride is its kernel; CLIP's class row as a sequence.
-    fn weights(self, checkpoint: &Checkpoint) -> Vec<(String, Vec<usize>)> {
-        if let Self::InternVit(_) = self {
-            let mut weights = vision::weights(checkpoint.model());
-            weights.retain(|(name, _)| name != vision::POSITION_EMBEDDING);
-            return weights;
-        }
-        let mut weights = checkpoint.model().tensors(&[ModelPart::Vision]);
-        weights
-            .retain(|(name, _)| ![qwen3_vl::POSITIONS, clip::POSITIONS].contains(&name.as_str()));
-        for (name, dims) in &mut weights {
-            let patches = [qwen2_5_vl::PATCH_WEIGHT, qwen3_vl::PATCH_WEIGHT, clip::PATCH_WEIGHT];
-            match name.as_str() {
-                name if patches.contains(&name) => {
-                    *dims = vec![dims[0], dims[1..].iter().product()];
-                }
-                clip::CLASS_EMBEDDING => *dims = vec![1, 1, dims[0]],
-                _ => {}
-            }
-        }
-        weights
-    }
-
-    fn graph(
-        self,
-        lattice: &Lattice,
-        stream: &mut WeightStream<'_>,
-        weights: Vec<Initializer>,
-    ) -> Result<Graph, ExportError> {
-        match self {
-            Self::Qwen25(tower) => qwen2_5_vl::graph(tower, lattice, stream, weights),
-            Self::Qwen3(tower) => qwen3_vl::graph(tower, lattice, stream, weights),
-            Self::Clip(tower) => clip::vision_graph(tower, lattice, stream, weights),
-            Self::InternVit(tower) => vision::grid_graph(tower, lattice, stream, weights),
-        }
+/// The graph of a tower for one grid.
+fn graph(
+    tower: &Vision,
+    lattice: &Lattice,
+    stream: &mut WeightStream<'_>,
+    weights: Vec<Initializer>,
+) -> Result<Graph, ExportError> {
+    match tower {
+        Vision::Qwen25(tower) => qwen2_5_vl::graph(tower, lattice, stream, weights),
+        Vision::Qwen3(tower) => qwen3_vl::graph(tower, lattice, stream, weights),
+        Vision::Clip(tower) => clip::vision_graph(tower, lattice, stream, weights),
+        Vision::InternVit(tower) => vision::grid_graph(tower, lattice, stream, weights),
     }
 }
 
 /// See [`super::vision_on`].
 pub(super) fn export(
     checkpoint: &Checkpoint,
-    tower: GridTower<'_>,
+    tower: &Vision,
     grids: &[Grid],
     dtype: Dtype,
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), ExportError> {
     let patching = tower.patching();
-    let usual = tower.usual_grids();
-    let lattices = patching.lattices(if grids.is_empty() { &usual } else { grids })?;
+    let sizes: Vec<Grid> = tower.grids(grids)?.into_iter().map(|(grid, _)| grid).collect();
+    let lattices = patching.lattices(&sizes)?;
     let is_oblong = |(grid, _): &&(Grid, Lattice)| grid.height != grid.width;
-    if let (GridTower::InternVit(_), Some((grid, _))) = (tower, lattices.iter().find(is_oblong)) {
+    if let (Vision::InternVit(_), Some((grid, _))) = (tower, lattices.iter().find(is_oblong)) {
         return Err(ExportError::NotSquare { grid: *grid });
     }
     let mut stream = WeightStream::create(checkpoint, dtype, out_dir)?;
-    let names = tower.weights(checkpoint);
+    let names = weights_of(tower, checkpoint);
     let mut weights = Vec::with_capacity(names.len());
     let numbers = |dims: &[usize]| dims.iter().product::<usize>();
     let (mut done, all) = (0, names.iter().map(|(_, dims)| numbers(dims)).sum::<usize>());
@@ -201,7 +169,7 @@ pub(super) fn export(
     for (grid, lattice) in &lattices {
         progress(&format!("grid {grid}"));
         let file = if lattices.len() == 1 { MODEL_FILE.to_owned() } else { file_of(*grid) };
-        let graph = tower.graph(lattice, &mut stream, weights.clone())?;
+        let graph = graph(tower, lattice, &mut stream, weights.clone())?;
         write_graph(graph, out_dir, &file)?;
         let (patches, tokens) = (lattice.patches(), lattice.tokens());
         entries.push(Entry { file, height: grid.height, width: grid.width, patches, tokens });

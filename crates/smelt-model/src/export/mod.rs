@@ -36,7 +36,6 @@ use crate::dtype::Dtype;
 use crate::grid::{Grid, GridError};
 use crate::model::{Encoder, Model as Description, ModelPart, Vision};
 use crate::reference::ReferenceError;
-use grids::GridTower;
 use weights::WeightStream;
 
 pub use grids::{GRIDS_FILE, GridList, GridsError};
@@ -185,23 +184,13 @@ pub fn vision_on(
     if !checkpoint.has(ModelPart::Vision) {
         return Err(ExportError::NoVision { dir: checkpoint.dir().to_owned() });
     }
-    let tower = match tower {
-        Vision::Qwen25(tower) => GridTower::Qwen25(tower),
-        Vision::Qwen3(tower) => GridTower::Qwen3(tower),
-        Vision::Clip(tower) => GridTower::Clip(tower),
-        Vision::InternVit(tower) if !grids.is_empty() => GridTower::InternVit(tower),
-        Vision::InternVit(tower) => {
-            let weights = vision::weights(model);
-            return write(
-                checkpoint,
-                dtype,
-                &weights,
-                out_dir,
-                progress,
-                |element_type, weights| vision::graph(tower, element_type, weights),
-            );
-        }
-    };
+    // A tile of the size that the model was made for needs no list of sizes.
+    if let (Vision::InternVit(tower), []) = (tower, grids) {
+        let weights = vision::weights(model);
+        return write(checkpoint, dtype, &weights, out_dir, progress, |element_type, weights| {
+            vision::graph(tower, element_type, weights)
+        });
+    }
     grids::export(checkpoint, tower, grids, dtype, out_dir, progress)
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::ExportError;
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
-use crate::model::ModelPart;
+use crate::model::{ModelPart, Tile};
 use crate::reference::{self, Peak};
 
 /// What the probe writes beside the graph.
@@ -98,12 +98,11 @@ fn of_vision(
     checkpoint: &Checkpoint,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(String, Vec<Peak>), ExportError> {
-    let vit = &checkpoint.internvl3()?.vit;
+    let Tile { channels, side, .. } = checkpoint.tile()?;
     if !checkpoint.has(ModelPart::Vision) {
         return Err(ExportError::NoVision { dir: checkpoint.dir().to_owned() });
     }
     progress("reference over a picture");
-    let side = vit.image_size;
     // A wash of colours with a bright square, in the range that normalised pixels have.
     let pixel = |at: usize| {
         let (channel, y, x) = (at / side / side, at / side % side, at % side);
@@ -111,7 +110,7 @@ fn of_vision(
         let wash = (x * (channel + 1) + y * 2) as f32 / (side * 4) as f32;
         if is_inside { 2.5 } else { wash * 4.0 - 2.0 }
     };
-    let pixels: Vec<f32> = (0..vit.channels * side * side).map(pixel).collect();
+    let pixels: Vec<f32> = (0..channels * side * side).map(pixel).collect();
     let peaks = reference::vision_peaks(checkpoint, &pixels)?;
     Ok(("a picture of a colour wash with a bright square".to_owned(), peaks))
 }

@@ -13,6 +13,7 @@ use serde::de::IgnoredAny;
 use super::{Config, FamilyEntry};
 use crate::config::{ConfigProblem, List, Scope};
 use crate::model::{Encoder, Layout, Model};
+use crate::synthetic;
 
 /// A BERT encoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -133,6 +134,7 @@ pub(super) const BERT: FamilyEntry = FamilyEntry {
             .to_owned()
     },
     read,
+    synthetic: &synthetic::bert::SIZES,
 };
 
 /// With and without the prefix of the classes with heads, and with the names that norms had in the

@@ -5,11 +5,12 @@
 //! may take into the common space (Radford et al. 2021).  Knows nothing of tensor files.
 
 use serde::Deserialize;
+use smelt_family::TowerInput;
 
-use super::{Config, FamilyEntry};
+use super::{Config, FamilyEntry, Vision, VisionTower};
 use crate::config::{ConfigProblem, List, Scope};
-use crate::grid::Patching;
-use crate::model::{Encoder, Layout, Model, Vision};
+use crate::grid::{Grid, Patching};
+use crate::model::{Encoder, Layout, Model};
 
 /// What the towers have in common.
 #[derive(Clone, Debug, PartialEq)]
@@ -78,18 +79,14 @@ const VISION_PREFIX: &str = "vision_model.";
 const TEXT_PREFIX: &str = "text_model.";
 
 impl ClipVision {
-    /// How it cuts pictures: every patch is a place of its own.
-    pub(crate) fn patching(&self) -> Patching {
-        Patching { patch: self.patch_size, merge: 1, frames: 1, channels: self.channels }
-    }
-
     /// Patches on a side of the pictures it was trained on.
     pub fn grid(&self) -> usize {
         self.image_size / self.patch_size
     }
+}
 
-    /// Every tensor, input to output.
-    pub(crate) fn list(&self, list: &mut List) {
+impl VisionTower for ClipVision {
+    fn list(&self, list: &mut List) {
         let (hidden, patch) = (self.tower.hidden, self.patch_size);
         list.put("vision_model.embeddings.class_embedding", &[hidden]);
         let patches = [hidden, self.channels, patch, patch];
@@ -103,6 +100,32 @@ impl ClipVision {
         if let Some(width) = self.tower.projection {
             list.put("visual_projection.weight", &[width, hidden]);
         }
+    }
+
+    /// Every patch is a place of its own.
+    fn patching(&self) -> Patching {
+        Patching { patch: self.patch_size, merge: 1, frames: 1, channels: self.channels }
+    }
+
+    fn widths(&self) -> [usize; 2] {
+        [self.tower.hidden, self.tower.intermediate]
+    }
+
+    fn gives(&self) -> Option<[usize; 2]> {
+        None
+    }
+
+    fn input(&self) -> Option<TowerInput> {
+        None
+    }
+
+    fn usual_grids(&self) -> Vec<Grid> {
+        vec![Grid { height: self.image_size, width: self.image_size }]
+    }
+
+    /// Forecasts go by the pictures that it was trained on.
+    fn rows(&self, _named: &[Grid]) -> Option<usize> {
+        Some(self.grid() * self.grid())
     }
 }
 
@@ -229,6 +252,7 @@ pub(super) const CLIP: FamilyEntry = FamilyEntry {
     architectures: &[BOTH, VISION, VISION_PROJECTED, TEXT, TEXT_PROJECTED],
     words: || format!("{BOTH}, {VISION} and {TEXT} (alone or …WithProjection)"),
     read,
+    synthetic: &[],
 };
 
 /// With and without the prefix of the tower, which newer versions leave out for a tower alone.

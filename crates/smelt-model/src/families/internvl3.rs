@@ -6,12 +6,14 @@
 //! Knows nothing of tensor files.
 
 use serde::Deserialize;
+use smelt_family::{ModelFamily, TowerInput};
 
-use super::Config;
+use super::{Config, FamilyEntry, Tile, Vision, VisionTower};
 use crate::config::{ConfigProblem, List, Scope};
 use crate::decoder::{self, Decoder, DecoderFamily};
-use crate::grid::Patching;
-use crate::model::{Layout, Model, Vision};
+use crate::grid::{Grid, Patching};
+use crate::model::{Layout, Model};
+use crate::synthetic;
 
 mod hf;
 
@@ -92,33 +94,9 @@ impl InternVl3 {
         self.vit.patches() / (SHUFFLE * SHUFFLE)
     }
 
-    /// How the tower cuts a tile, with the shuffle as the merge.
-    pub fn patching(&self) -> Patching {
-        let Vit { patch_size: patch, channels, .. } = self.vit;
-        Patching { patch, merge: SHUFFLE, frames: 1, channels }
-    }
-
     /// Channels of one image token before the projector: the shuffle stacks four patches.
     pub fn shuffled_width(&self) -> usize {
         self.vit.hidden * SHUFFLE * SHUFFLE
-    }
-
-    /// Every tensor, input to output.
-    pub(crate) fn list(&self, list: &mut List) {
-        let Vit { hidden, patch_size: patch, channels, .. } = self.vit;
-        let embeddings = "vision_model.embeddings";
-        list.put(format!("{embeddings}.class_embedding"), &[1, 1, hidden]);
-        list.put(format!("{embeddings}.patch_embedding.weight"), &[hidden, channels, patch, patch]);
-        list.put(format!("{embeddings}.patch_embedding.bias"), &[hidden]);
-        let positions = self.vit.patches() + 1;
-        list.put(format!("{embeddings}.position_embedding"), &[1, positions, hidden]);
-        for layer in 0..self.vit.layers {
-            self.list_layer(&format!("vision_model.encoder.layers.{layer}"), list);
-        }
-        let (wide, out) = (self.shuffled_width(), self.width);
-        list.norm("mlp1.0", wide);
-        list.linear("mlp1.1", out, wide);
-        list.linear("mlp1.3", out, out);
     }
 
     fn list_layer(&self, layer: &str, list: &mut List) {
@@ -146,6 +124,53 @@ impl InternVl3 {
         if !self.vit.rms_norm {
             list.put(format!("{name}.bias"), &[self.vit.hidden]);
         }
+    }
+}
+
+impl VisionTower for InternVl3 {
+    fn list(&self, list: &mut List) {
+        let Vit { hidden, patch_size: patch, channels, .. } = self.vit;
+        let embeddings = "vision_model.embeddings";
+        list.put(format!("{embeddings}.class_embedding"), &[1, 1, hidden]);
+        list.put(format!("{embeddings}.patch_embedding.weight"), &[hidden, channels, patch, patch]);
+        list.put(format!("{embeddings}.patch_embedding.bias"), &[hidden]);
+        let positions = self.vit.patches() + 1;
+        list.put(format!("{embeddings}.position_embedding"), &[1, positions, hidden]);
+        for layer in 0..self.vit.layers {
+            self.list_layer(&format!("vision_model.encoder.layers.{layer}"), list);
+        }
+        let (wide, out) = (self.shuffled_width(), self.width);
+        list.norm("mlp1.0", wide);
+        list.linear("mlp1.1", out, wide);
+        list.linear("mlp1.3", out, out);
+    }
+
+    /// The shuffle is the merge.
+    fn patching(&self) -> Patching {
+        let Vit { patch_size: patch, channels, .. } = self.vit;
+        Patching { patch, merge: SHUFFLE, frames: 1, channels }
+    }
+
+    fn widths(&self) -> [usize; 2] {
+        [self.vit.hidden, self.vit.intermediate]
+    }
+
+    fn gives(&self) -> Option<[usize; 2]> {
+        Some([self.width, 0])
+    }
+
+    fn input(&self) -> Option<TowerInput> {
+        let Self { image_size: side, min_tiles, max_tiles, use_thumbnail, .. } = *self;
+        Some(TowerInput::Mosaic { side, min_tiles, max_tiles, use_thumbnail })
+    }
+
+    fn tile(&self) -> Option<Tile> {
+        let (channels, side) = (self.vit.channels, self.image_size);
+        Some(Tile { channels, side, tokens: self.tokens_per_tile() })
+    }
+
+    fn usual_grids(&self) -> Vec<Grid> {
+        vec![Grid { height: self.image_size, width: self.image_size }]
     }
 }
 
@@ -205,12 +230,20 @@ const VISION: Scope = Scope("vision_config");
 const LLM: Scope = Scope("llm_config");
 
 /// The layout that OpenGVLab publishes.
-pub(super) const ORIGINAL: super::FamilyEntry =
-    super::FamilyEntry { architectures: &[ARCHITECTURE], words: supported, read };
+pub(super) const ORIGINAL: FamilyEntry = FamilyEntry {
+    architectures: &[ARCHITECTURE],
+    words: supported,
+    read,
+    synthetic: &synthetic::internvl3::SIZES,
+};
 
 /// The layout of transformers.
-pub(super) const HF: super::FamilyEntry =
-    super::FamilyEntry { architectures: &[hf::ARCHITECTURE], words: supported, read: hf::read };
+pub(super) const HF: FamilyEntry = FamilyEntry {
+    architectures: &[hf::ARCHITECTURE],
+    words: supported,
+    read: hf::read,
+    synthetic: &[],
+};
 
 fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let family = family(config)?;
@@ -236,7 +269,7 @@ fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
 
 fn model(tower: InternVl3, llm: Decoder, layouts: &'static [Layout]) -> Model {
     let vision = Some(Vision::InternVit(tower));
-    Model { family: "internvl3", vision, llm: Some(llm), encoder: None, layouts }
+    Model { family: ModelFamily::INTERNVL3.name(), vision, llm: Some(llm), encoder: None, layouts }
 }
 
 /// The decoder's class, asked for before the fields, so that another is named, not a missing field.

@@ -1,14 +1,18 @@
 //! Lists the families of models, and finds the one a configuration belongs to.
 //!
 //! A family is one file that reads like the model's description: the fields of its configuration,
-//! its sizes, its tensors, how its checkpoints name them.  Adding one is that file and a row here.
+//! its sizes, its tensors, how its checkpoints name them.  Adding one is that file and a row here; of a family
+//! that sees, its tower is a row of [`Vision`], too.  What all models of a family share is in `smelt-family`.
 
 use serde::Deserialize;
 use serde_json::Value;
+pub use smelt_family::TowerInput;
 
-use crate::config::{ConfigProblem, Scope};
+use crate::config::{ConfigProblem, List, Scope};
 use crate::decoder;
+use crate::grid::{Grid, GridError, Patching};
 use crate::model::Model;
+use crate::synthetic;
 
 pub mod bert;
 pub mod clip;
@@ -20,6 +24,90 @@ mod layout_tests;
 pub mod qwen2_5_vl;
 pub mod qwen3_vl;
 mod text;
+mod tower;
+
+pub use tower::Tile;
+pub(crate) use tower::VisionTower;
+
+/// A vision tower with its way into the space of what follows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Vision {
+    /// InternViT, pixel shuffle and projector.
+    InternVit(internvl3::InternVl3),
+    /// The tower of Qwen2.5-VL.
+    Qwen25(qwen2_5_vl::Tower),
+    /// The tower of Qwen3-VL.
+    Qwen3(qwen3_vl::Tower),
+    /// CLIP's ViT with its projection, if it has one.
+    Clip(clip::ClipVision),
+}
+
+impl Vision {
+    /// What it tells of itself.
+    fn tower(&self) -> &dyn VisionTower {
+        match self {
+            Self::InternVit(tower) => tower,
+            Self::Qwen25(tower) => tower,
+            Self::Qwen3(tower) => tower,
+            Self::Clip(tower) => tower,
+        }
+    }
+
+    /// Every tensor, input to output.
+    pub(crate) fn list(&self, list: &mut List) {
+        self.tower().list(list);
+    }
+
+    /// Channels of a patch, and those inside the MLP.
+    pub(crate) fn widths(&self) -> [usize; 2] {
+        self.tower().widths()
+    }
+
+    /// Rows of patches of the largest of `grids`, or of the usual pictures; nothing where a grid does not fit.
+    pub(crate) fn rows(&self, grids: &[Grid]) -> Option<usize> {
+        self.tower().rows(grids)
+    }
+
+    /// Mean and deviation of a synthetic weight, where the tower has its own.
+    pub(crate) fn noise(&self, name: &str, shape: &[usize]) -> Option<[f64; 2]> {
+        self.tower().noise(name, shape)
+    }
+
+    /// How it cuts pictures.
+    pub fn patching(&self) -> Patching {
+        self.tower().patching()
+    }
+
+    /// Numbers of an image token, and how many blocks tell more of it (deepstack); nothing of a tower before no
+    /// decoder.
+    pub fn gives(&self) -> Option<[usize; 2]> {
+        self.tower().gives()
+    }
+
+    /// What a deployment cuts pictures for; nothing of a tower before no decoder.
+    pub fn input(&self) -> Option<TowerInput> {
+        self.tower().input()
+    }
+
+    /// The tile, of a tower that takes tiles of one size before a decoder.
+    pub fn tile(&self) -> Option<Tile> {
+        self.tower().tile()
+    }
+
+    /// The sizes of pictures that an export for `named` grids takes, and image tokens of each; the usual ones where
+    /// none are named.
+    ///
+    /// # Errors
+    /// [`GridError`] if a grid does not fit.
+    pub fn grids(&self, named: &[Grid]) -> Result<Vec<(Grid, usize)>, GridError> {
+        self.tower().grids(named)
+    }
+
+    /// Places in time that a second of a clip takes, of a decoder that counts them.
+    pub fn places_per_second(&self) -> Option<u32> {
+        self.tower().places_per_second()
+    }
+}
 
 /// A `config.json`, as text (whose errors have a place) and as a tree.
 #[derive(Clone, Copy)]
@@ -48,9 +136,11 @@ struct FamilyEntry {
     /// What of them is supported, for the refusal of others.
     words: fn() -> String,
     read: fn(Config<'_>) -> Result<Model, ConfigProblem>,
+    /// Its models that are written without a download.
+    synthetic: &'static [synthetic::Size],
 }
 
-const ALL: [FamilyEntry; 7] = [
+static ALL: [FamilyEntry; 7] = [
     internvl3::ORIGINAL,
     internvl3::HF,
     qwen2_5_vl::FAMILY,
@@ -70,6 +160,11 @@ pub(crate) fn read(text: &str) -> Result<Model, ConfigProblem> {
         Some(family) => (family.read)(config),
         None => Err(unknown(&config)),
     }
+}
+
+/// Every model that is written without a download, family by family.
+pub(crate) fn synthetic() -> impl Iterator<Item = &'static synthetic::Size> {
+    ALL.iter().flat_map(|family| family.synthetic)
 }
 
 /// Names the class before anything else, so that another model is named, not a missing field.
@@ -110,6 +205,11 @@ fn vl_names(name: &str, visual: &str, text: &str) -> Vec<String> {
     vec![stored.unwrap_or_else(|| name.to_owned())]
 }
 
+/// What a deployment of a Qwen-VL model cuts pictures for.
+fn vl_input(Patching { patch, merge, frames, .. }: Patching) -> TowerInput {
+    TowerInput::Patches { patch, merge, frames }
+}
+
 /// Refuses a Qwen-VL tower whose heads do not share its width in whole pairs for rows and columns,
 /// or whose image tokens are not as wide as the decoder's.
 fn vl_sizes(
@@ -125,6 +225,34 @@ fn vl_sizes(
         return scope.bad("out_hidden_size", out, "it must be the hidden_size of the decoder");
     }
     Ok(())
+}
+
+/// Mean and deviation of synthetic weights of a Qwen-VL model whose tower has so many layers: of the tower, and of the
+/// norm before a head that is tied.
+fn vl_noise(name: &str, shape: &[usize], layers: usize) -> Option<[f64; 2]> {
+    if name == "model.norm.weight" || name == "model.language_model.norm.weight" {
+        // The head is the embedding: logits of deviation 3, as untied heads give.
+        let scale = 3.0 / (synthetic::EMBEDDING * (shape[0] as f64).sqrt());
+        return Some([scale, 0.03 * scale]);
+    }
+    let (_, tower) = name.split_once("visual.")?;
+    let is = |endings: &[&str]| endings.iter().any(|ending| tower.ends_with(ending));
+    if is(&["norm.weight", "ln_q.weight"]) {
+        Some([1.0, 0.03])
+    } else if is(&["pos_embed.weight"]) {
+        Some([0.0, 0.2])
+    } else if is(&["attn.proj.weight", "mlp.down_proj.weight", "mlp.linear_fc2.weight"]) {
+        Some([0.0, unscaled(layers, shape)])
+    } else {
+        None
+    }
+}
+
+/// The deviation of what ends a branch where no layer scales it as InternViT's do: all blocks together add about what
+/// came in.
+fn unscaled(layers: usize, shape: &[usize]) -> f64 {
+    let inputs: usize = shape.iter().skip(1).product();
+    1.0 / ((2 * layers * inputs) as f64).sqrt()
 }
 
 fn unreadable(error: serde_json::Error) -> ConfigProblem {

@@ -6,12 +6,16 @@
 //! tensor files.
 
 use serde::Deserialize;
+use smelt_family::{ModelFamily, TowerInput};
 
-use super::{Config, FamilyEntry, text_fields, vl_names, vl_sizes};
+use super::{
+    Config, FamilyEntry, Vision, VisionTower, text_fields, vl_input, vl_names, vl_noise, vl_sizes,
+};
 use crate::config::{ConfigProblem, List, Scope};
 use crate::decoder;
 use crate::grid::Patching;
-use crate::model::{Layout, Model, Vision};
+use crate::model::{Layout, Model};
+use crate::synthetic;
 
 /// The model class.
 pub const ARCHITECTURE: &str = "Qwen2_5_VLForConditionalGeneration";
@@ -42,9 +46,8 @@ pub struct Tower {
     pub places_per_second: usize,
 }
 
-impl Tower {
-    /// Every tensor, input to output.
-    pub(crate) fn list(&self, list: &mut List) {
+impl VisionTower for Tower {
+    fn list(&self, list: &mut List) {
         let Self { patching, hidden, width, .. } = *self;
         let Patching { patch, frames, channels, .. } = patching;
         list.put("visual.patch_embed.proj.weight", &[hidden, channels, frames, patch, patch]);
@@ -57,6 +60,32 @@ impl Tower {
         list.linear("visual.merger.mlp.2", width, wide);
     }
 
+    fn patching(&self) -> Patching {
+        self.patching
+    }
+
+    fn widths(&self) -> [usize; 2] {
+        [self.hidden, self.intermediate]
+    }
+
+    fn gives(&self) -> Option<[usize; 2]> {
+        Some([self.width, 0])
+    }
+
+    fn input(&self) -> Option<TowerInput> {
+        Some(vl_input(self.patching))
+    }
+
+    fn places_per_second(&self) -> Option<u32> {
+        self.places_per_second.try_into().ok()
+    }
+
+    fn noise(&self, name: &str, shape: &[usize]) -> Option<[f64; 2]> {
+        vl_noise(name, shape, self.layers)
+    }
+}
+
+impl Tower {
     fn list_block(&self, block: &str, list: &mut List) {
         let Self { hidden, intermediate, .. } = *self;
         list.put(format!("{block}.norm1.weight"), &[hidden]);
@@ -119,8 +148,12 @@ struct File {
 const VISION: Scope = Scope("vision_config");
 
 /// The row of this family.
-pub(super) const FAMILY: FamilyEntry =
-    FamilyEntry { architectures: &[ARCHITECTURE], words: || ARCHITECTURE.to_owned(), read };
+pub(super) const FAMILY: FamilyEntry = FamilyEntry {
+    architectures: &[ARCHITECTURE],
+    words: || ARCHITECTURE.to_owned(),
+    read,
+    synthetic: &synthetic::qwen_vl::SIZES_2_5,
+};
 
 fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let File { vision_config } = config.fields()?;
@@ -132,7 +165,8 @@ fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     scope.only("mrope_section", found, "three numbers, not interleaved", contiguous)?;
     let tower = tower(&vision_config, llm.hidden)?;
     let vision = Some(Vision::Qwen25(tower));
-    Ok(Model { family: "qwen2_5_vl", vision, llm: Some(llm), encoder: None, layouts: LAYOUTS })
+    let family = ModelFamily::QWEN2_5_VL.name();
+    Ok(Model { family, vision, llm: Some(llm), encoder: None, layouts: LAYOUTS })
 }
 
 fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {

@@ -7,12 +7,16 @@
 //! nothing of tensor files.
 
 use serde::Deserialize;
+use smelt_family::{ModelFamily, TowerInput};
 
-use super::{Config, FamilyEntry, text_fields, vl_names, vl_sizes};
+use super::{
+    Config, FamilyEntry, Vision, VisionTower, text_fields, vl_input, vl_names, vl_noise, vl_sizes,
+};
 use crate::config::{ConfigProblem, List, Scope};
 use crate::decoder::{self, Decoder};
 use crate::grid::Patching;
-use crate::model::{Layout, Model, Vision};
+use crate::model::{Layout, Model};
+use crate::synthetic;
 
 /// The model class.
 pub const ARCHITECTURE: &str = "Qwen3VLForConditionalGeneration";
@@ -41,9 +45,8 @@ pub struct Tower {
     pub deepstack: Vec<usize>,
 }
 
-impl Tower {
-    /// Every tensor, input to output.
-    pub(crate) fn list(&self, list: &mut List) {
+impl VisionTower for Tower {
+    fn list(&self, list: &mut List) {
         let Self { patching, hidden, .. } = *self;
         let Patching { patch, frames, channels, .. } = patching;
         let embed = "model.visual.patch_embed.proj";
@@ -61,6 +64,28 @@ impl Tower {
         }
     }
 
+    fn patching(&self) -> Patching {
+        self.patching
+    }
+
+    fn widths(&self) -> [usize; 2] {
+        [self.hidden, self.intermediate]
+    }
+
+    fn gives(&self) -> Option<[usize; 2]> {
+        Some([self.width, self.deepstack.len()])
+    }
+
+    fn input(&self) -> Option<TowerInput> {
+        Some(vl_input(self.patching))
+    }
+
+    fn noise(&self, name: &str, shape: &[usize]) -> Option<[f64; 2]> {
+        vl_noise(name, shape, self.layers)
+    }
+}
+
+impl Tower {
     fn list_block(&self, block: &str, list: &mut List) {
         let Self { hidden, intermediate, .. } = *self;
         list.norm(&format!("{block}.norm1"), hidden);
@@ -120,8 +145,12 @@ struct File {
 const VISION: Scope = Scope("vision_config");
 
 /// The row of this family.
-pub(super) const FAMILY: FamilyEntry =
-    FamilyEntry { architectures: &[ARCHITECTURE], words: || ARCHITECTURE.to_owned(), read };
+pub(super) const FAMILY: FamilyEntry = FamilyEntry {
+    architectures: &[ARCHITECTURE],
+    words: || ARCHITECTURE.to_owned(),
+    read,
+    synthetic: &synthetic::qwen_vl::SIZES_3,
+};
 
 fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let File { vision_config } = config.fields()?;
@@ -134,7 +163,8 @@ fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let tower = tower(&vision_config, &llm)?;
     llm.deepstack = tower.deepstack.len();
     let vision = Some(Vision::Qwen3(tower));
-    Ok(Model { family: "qwen3_vl", vision, llm: Some(llm), encoder: None, layouts: LAYOUTS })
+    let family = ModelFamily::QWEN3_VL.name();
+    Ok(Model { family, vision, llm: Some(llm), encoder: None, layouts: LAYOUTS })
 }
 
 fn tower(fields: &Fields, llm: &Decoder) -> Result<Tower, ConfigProblem> {

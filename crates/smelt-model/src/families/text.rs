@@ -13,6 +13,7 @@ pub(super) const TEXT: super::FamilyEntry = super::FamilyEntry {
     architectures: &["Qwen2ForCausalLM", "Qwen3ForCausalLM", "LlamaForCausalLM"],
     words: supported,
     read,
+    synthetic: &[],
 };
 
 const TOP: Scope = Scope("");

@@ -6,11 +6,18 @@
 
 use serde::Serialize;
 
-use super::json;
 use super::tokenizer::{Ordered, word};
+use super::{Dimensions, Size, json};
+use crate::model::ModelPart;
+
+/// A tiny one for tests, and one of published size.
+pub(crate) const SIZES: [Size; 2] = [
+    Size { name: "ms-marco-minilm-tiny", max_positions: 64, dimensions: &TINY },
+    Size { name: "ms-marco-minilm-l6", max_positions: 512, dimensions: &MINILM_L6 },
+];
 
 /// The dimensions of one synthetic cross-encoder.
-pub(super) struct Dimensions {
+struct CrossEncoder {
     vocab: usize,
     hidden: usize,
     layers: usize,
@@ -19,12 +26,12 @@ pub(super) struct Dimensions {
 }
 
 /// For tests.
-pub(super) const TINY: Dimensions =
-    Dimensions { vocab: 512, hidden: 48, layers: 2, heads: 4, intermediate: 96 };
+const TINY: CrossEncoder =
+    CrossEncoder { vocab: 512, hidden: 48, layers: 2, heads: 4, intermediate: 96 };
 
 /// ms-marco-MiniLM-L6-v2.
-pub(super) const MINILM_L6: Dimensions =
-    Dimensions { vocab: 30_522, hidden: 384, layers: 6, heads: 12, intermediate: 1536 };
+const MINILM_L6: CrossEncoder =
+    CrossEncoder { vocab: 30_522, hidden: 384, layers: 6, heads: 12, intermediate: 1536 };
 
 /// The special tokens of BERT, with their published ids.
 const SPECIAL: [(&str, usize); 5] =
@@ -80,9 +87,8 @@ const TOKENIZER: &str = r###"{
 }
 "###;
 
-impl Dimensions {
-    /// `config.json`.
-    pub(super) fn config_json(&self, max_positions: usize) -> String {
+impl Dimensions for CrossEncoder {
+    fn config_json(&self, max_positions: usize) -> String {
         json(&Config {
             architectures: ["BertForSequenceClassification"],
             attention_probs_dropout_prob: 0.1,
@@ -108,8 +114,27 @@ impl Dimensions {
         })
     }
 
+    fn text_files(&self, max_positions: usize) -> Vec<(&'static str, String)> {
+        self.tokenizer_files(max_positions).to_vec()
+    }
+
+    fn preprocessor_json(&self) -> Option<String> {
+        None
+    }
+
+    fn parts(&self) -> &'static [ModelPart] {
+        &[ModelPart::Encoder, ModelPart::Classifier]
+    }
+
+    /// Names of the class with a head have a prefix.
+    fn layout(&self) -> usize {
+        1
+    }
+}
+
+impl CrossEncoder {
     /// The files of its tokenizer.
-    pub(super) fn tokenizer_files(&self, max_positions: usize) -> [(&'static str, String); 3] {
+    fn tokenizer_files(&self, max_positions: usize) -> [(&'static str, String); 3] {
         let special = SPECIAL.map(|(content, id)| Added { id, content, special: true, ..PLAIN });
         let vocab = Ordered(vocabulary(self.vocab).into_iter().zip(0..).collect::<Vec<_>>());
         let tokenizer = TOKENIZER.replace("ADDED", json(&special).trim_end());

@@ -1,17 +1,67 @@
 //! Holds the dimensions of the synthetic InternVL models, and writes them as configuration files.
 //!
-//! [`Dimensions`] go out as the JSON texts a published checkpoint has.  Field order is fixed by the
+//! [`InternVl`] goes out as the JSON texts a published checkpoint has.  Field order is fixed by the
 //! structs, so the bytes are.  Knows nothing of tokens' text or weights.
 
 use serde::Serialize;
 
-use super::json;
+use super::sizes::{VOCAB_3, VOCAB_PADDED};
 use super::tokenizer::{END_OF_TEXT, TURN_END, Words};
+use super::{Dimensions, Size, json, text_files};
 use crate::decoder::DecoderFamily;
 use crate::families::internvl3::ARCHITECTURE;
+use crate::model::ModelPart;
+
+/// Every synthetic model: of each generation a tiny one for tests, and those of published size.
+pub(crate) const SIZES: [Size; 6] = [
+    Size { name: "internvl3-tiny", max_positions: 1024, dimensions: &(Words::internvl(512), TINY) },
+    Size {
+        name: "internvl3-1b",
+        max_positions: 32768,
+        dimensions: &(Words::internvl(VOCAB_3), B1),
+    },
+    Size {
+        name: "internvl3-2b",
+        max_positions: 32768,
+        dimensions: &(Words::internvl(VOCAB_3), B2),
+    },
+    Size {
+        name: "internvl3_5-tiny",
+        max_positions: 1024,
+        dimensions: &(Words::internvl(512), TINY_3_5),
+    },
+    Size {
+        name: "internvl3_5-1b",
+        max_positions: 40960,
+        dimensions: &(Words::internvl(VOCAB_PADDED), B1_3_5),
+    },
+    Size {
+        name: "internvl3_5-2b",
+        max_positions: 40960,
+        dimensions: &(Words::internvl(VOCAB_PADDED), B2_3_5),
+    },
+];
+
+impl Dimensions for (Words, InternVl) {
+    fn config_json(&self, max_positions: usize) -> String {
+        self.1.config_json(self.0, max_positions)
+    }
+
+    fn text_files(&self, max_positions: usize) -> Vec<(&'static str, String)> {
+        text_files(self.0, max_positions)
+    }
+
+    fn preprocessor_json(&self) -> Option<String> {
+        Some(self.1.preprocessor_json())
+    }
+
+    fn parts(&self) -> &'static [ModelPart] {
+        &[ModelPart::Vision, ModelPart::Llm, ModelPart::Head]
+    }
+}
 
 /// The dimensions of one synthetic model.
-pub(super) struct Dimensions {
+struct InternVl {
     vision: Tower,
     image_size: usize,
     max_tiles: usize,
@@ -38,7 +88,7 @@ enum Own {
 const INTERN_VIT_300M: Tower = Tower { hidden: 1024, layers: 24, heads: 16, intermediate: 4096 };
 
 /// For tests, with a decoder of Qwen2.
-pub(super) const TINY: Dimensions = Dimensions {
+const TINY: InternVl = InternVl {
     vision: Tower { hidden: 64, layers: 2, heads: 4, intermediate: 128 },
     image_size: 56,
     max_tiles: 4,
@@ -48,7 +98,7 @@ pub(super) const TINY: Dimensions = Dimensions {
 };
 
 /// InternVL3-1B.
-pub(super) const B1: Dimensions = Dimensions {
+const B1: InternVl = InternVl {
     vision: INTERN_VIT_300M,
     image_size: 448,
     max_tiles: 12,
@@ -58,7 +108,7 @@ pub(super) const B1: Dimensions = Dimensions {
 };
 
 /// InternVL3-2B.
-pub(super) const B2: Dimensions = Dimensions {
+const B2: InternVl = InternVl {
     vision: INTERN_VIT_300M,
     image_size: 448,
     max_tiles: 12,
@@ -68,7 +118,7 @@ pub(super) const B2: Dimensions = Dimensions {
 };
 
 /// For tests, with a decoder of Qwen3.
-pub(super) const TINY_3_5: Dimensions = Dimensions {
+const TINY_3_5: InternVl = InternVl {
     vision: Tower { hidden: 64, layers: 2, heads: 4, intermediate: 128 },
     image_size: 56,
     max_tiles: 4,
@@ -78,7 +128,7 @@ pub(super) const TINY_3_5: Dimensions = Dimensions {
 };
 
 /// InternVL3.5-1B.
-pub(super) const B1_3_5: Dimensions = Dimensions {
+const B1_3_5: InternVl = InternVl {
     vision: INTERN_VIT_300M,
     image_size: 448,
     max_tiles: 12,
@@ -88,7 +138,7 @@ pub(super) const B1_3_5: Dimensions = Dimensions {
 };
 
 /// InternVL3.5-2B.
-pub(super) const B2_3_5: Dimensions = Dimensions {
+const B2_3_5: InternVl = InternVl {
     vision: INTERN_VIT_300M,
     image_size: 448,
     max_tiles: 12,
@@ -115,9 +165,9 @@ impl Own {
     }
 }
 
-impl Dimensions {
+impl InternVl {
     /// `config.json`.
-    pub(super) fn config_json(&self, words: Words, max_positions: usize) -> String {
+    fn config_json(&self, words: Words, max_positions: usize) -> String {
         json(&Config {
             architectures: [ARCHITECTURE],
             downsample_ratio: 0.5,
@@ -187,7 +237,7 @@ impl Dimensions {
     }
 
     /// `preprocessor_config.json`, as published: bicubic to a square tile, ImageNet mean and deviation.
-    pub(super) fn preprocessor_json(&self) -> String {
+    fn preprocessor_json(&self) -> String {
         json(&Preprocessor {
             crop_size: self.image_size,
             do_center_crop: true,

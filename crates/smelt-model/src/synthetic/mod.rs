@@ -5,11 +5,11 @@
 //! same on every machine.  Weights are written as a stream, so a model of any size needs a few MiB.
 //! The answers of such a model mean nothing; its shapes, sizes and arithmetic are the real ones.
 
-mod bert;
-mod internvl3;
-mod qwen_vl;
+pub(crate) mod bert;
+pub(crate) mod internvl3;
+pub(crate) mod qwen_vl;
 mod sizes;
-mod tokenizer;
+pub(crate) mod tokenizer;
 mod weights;
 
 use std::fs;
@@ -17,7 +17,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{CONFIG_FILE, WEIGHTS_FILE};
+use crate::families;
 use crate::safetensors::SafetensorsError;
+pub(crate) use sizes::{Dimensions, Size, text_files};
+pub(crate) use weights::EMBEDDING;
 
 /// Why a synthetic checkpoint could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +48,7 @@ pub enum SyntheticError {
 
 /// The names [`write()`] knows.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    sizes::ALL.iter().map(|size| size.name)
+    families::synthetic().map(|size| size.name)
 }
 
 /// Writes the checkpoint `name` into `out_dir`, which is created if absent.
@@ -59,7 +62,7 @@ pub fn write(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), SyntheticError> {
-    let size = sizes::ALL.iter().find(|size| size.name == name).ok_or_else(|| {
+    let size = families::synthetic().find(|size| size.name == name).ok_or_else(|| {
         let known = names().collect::<Vec<_>>().join(", ");
         SyntheticError::UnknownName { name: name.to_owned(), known }
     })?;
@@ -75,10 +78,10 @@ pub fn write(
 
 /// The text of a file that says what the model of that name is, as [`write()`] writes it.
 pub fn configuration(name: &str, file: &str) -> Option<String> {
-    let size = sizes::ALL.iter().find(|size| size.name == name)?;
+    let size = families::synthetic().find(|size| size.name == name)?;
     match file {
         CONFIG_FILE => Some(size.config_json()),
-        sizes::PREPROCESSOR_FILE => size.preprocessor_json(),
+        sizes::PREPROCESSOR_FILE => size.dimensions.preprocessor_json(),
         _ => None,
     }
 }
@@ -88,7 +91,7 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> SyntheticError {
 }
 
 /// The JSON text of a value that cannot fail to have one.
-fn json(value: &impl serde::Serialize) -> String {
+pub(crate) fn json(value: &impl serde::Serialize) -> String {
     let text = serde_json::to_string_pretty(value);
     text.expect("structs, lists and maps with text keys are JSON") + "\n"
 }

@@ -5,12 +5,57 @@
 
 use serde_json::{Value, json};
 
-use super::json as text;
+use super::sizes::VOCAB_PADDED;
 use super::tokenizer::{END_OF_TEXT, TURN_END, Words};
+use super::{Dimensions, Size, json as text, text_files};
 use crate::families::{qwen2_5_vl, qwen3_vl};
+use crate::model::ModelPart;
+
+/// Those of the second generation: a tiny one for tests, and one of published size.
+pub(crate) const SIZES_2_5: [Size; 2] = [
+    Size {
+        name: "qwen2_5_vl-tiny",
+        max_positions: 4096,
+        dimensions: &(Words::qwen_vl(512), TINY_2_5),
+    },
+    Size {
+        name: "qwen2_5_vl-3b",
+        max_positions: 128_000,
+        dimensions: &(Words::qwen_vl(VOCAB_PADDED), B3_2_5),
+    },
+];
+
+/// The same of the third.
+pub(crate) const SIZES_3: [Size; 2] = [
+    Size { name: "qwen3_vl-tiny", max_positions: 4096, dimensions: &(Words::qwen_vl(512), TINY_3) },
+    Size {
+        name: "qwen3_vl-2b",
+        max_positions: 262_144,
+        dimensions: &(Words::qwen_vl(VOCAB_PADDED), B2_3),
+    },
+];
+
+impl Dimensions for (Words, QwenVl) {
+    fn config_json(&self, max_positions: usize) -> String {
+        self.1.config_json(self.0, max_positions)
+    }
+
+    fn text_files(&self, max_positions: usize) -> Vec<(&'static str, String)> {
+        text_files(self.0, max_positions)
+    }
+
+    fn preprocessor_json(&self) -> Option<String> {
+        Some(self.1.preprocessor_json())
+    }
+
+    /// The heads of the published models are tied.
+    fn parts(&self) -> &'static [ModelPart] {
+        &[ModelPart::Vision, ModelPart::Llm]
+    }
+}
 
 /// The dimensions of one synthetic model.
-pub(super) struct Dimensions {
+struct QwenVl {
     tower: Tower,
     llm: Llm,
     own: Own,
@@ -50,7 +95,7 @@ enum Own {
 }
 
 /// For tests, of the second generation.
-pub(super) const TINY_2_5: Dimensions = Dimensions {
+const TINY_2_5: QwenVl = QwenVl {
     tower: Tower { hidden: 32, layers: 4, heads: 2, intermediate: 42, patch: 14 },
     llm: Llm {
         hidden: 64,
@@ -64,7 +109,7 @@ pub(super) const TINY_2_5: Dimensions = Dimensions {
 };
 
 /// Qwen2.5-VL-3B.
-pub(super) const B3_2_5: Dimensions = Dimensions {
+const B3_2_5: QwenVl = QwenVl {
     tower: Tower { hidden: 1280, layers: 32, heads: 16, intermediate: 3420, patch: 14 },
     llm: Llm {
         hidden: 2048,
@@ -78,7 +123,7 @@ pub(super) const B3_2_5: Dimensions = Dimensions {
 };
 
 /// For tests, of the third generation.
-pub(super) const TINY_3: Dimensions = Dimensions {
+const TINY_3: QwenVl = QwenVl {
     tower: Tower { hidden: 32, layers: 4, heads: 2, intermediate: 56, patch: 16 },
     llm: Llm {
         hidden: 64,
@@ -92,7 +137,7 @@ pub(super) const TINY_3: Dimensions = Dimensions {
 };
 
 /// Qwen3-VL-2B, and so Cosmos-Reason2-2B.
-pub(super) const B2_3: Dimensions = Dimensions {
+const B2_3: QwenVl = QwenVl {
     tower: Tower { hidden: 1024, layers: 24, heads: 16, intermediate: 4096, patch: 16 },
     llm: Llm {
         hidden: 2048,
@@ -111,9 +156,9 @@ const MERGE: usize = 2;
 /// Pictures of a clip that one patch spans.
 const FRAMES: usize = 2;
 
-impl Dimensions {
+impl QwenVl {
     /// `config.json`.
-    pub(super) fn config_json(&self, words: Words, max_positions: usize) -> String {
+    fn config_json(&self, words: Words, max_positions: usize) -> String {
         let llm = self.llm_config(words, max_positions);
         let mut config = match self.own {
             Own::Qwen25 { .. } => llm,
@@ -212,7 +257,7 @@ impl Dimensions {
     }
 
     /// `preprocessor_config.json`: the published limits, mean and deviation.
-    pub(super) fn preprocessor_json(&self) -> String {
+    fn preprocessor_json(&self) -> String {
         let mut config = json!({
             "merge_size": MERGE,
             "patch_size": self.tower.patch,

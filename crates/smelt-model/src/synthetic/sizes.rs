@@ -1,13 +1,13 @@
-//! Lists the synthetic models, and writes what is said of each in configuration files.
+//! Says what a synthetic model is, and writes what is said of it in configuration files.
 //!
-//! Knows nothing of weights.
+//! The sizes of each family's models are in a file of its own.  Knows nothing of weights.
 
 use std::path::Path;
 
 use serde::Serialize;
 
+use super::json;
 use super::tokenizer::{self, END_OF_TEXT, TURN_END, Words};
-use super::{bert, internvl3, json, qwen_vl};
 use crate::checkpoint::CONFIG_FILE;
 use crate::model::{Model, ModelPart};
 
@@ -15,129 +15,68 @@ use crate::model::{Model, ModelPart};
 pub(super) const PREPROCESSOR_FILE: &str = "preprocessor_config.json";
 
 /// One synthetic model.
-pub(super) struct Size {
-    pub(super) name: &'static str,
-    max_positions: usize,
-    dimensions: Dimensions,
+pub(crate) struct Size {
+    pub(crate) name: &'static str,
+    pub(crate) max_positions: usize,
+    pub(crate) dimensions: &'static dyn Dimensions,
 }
 
-/// What the families differ in.
-enum Dimensions {
-    InternVl(Words, internvl3::Dimensions),
-    QwenVl(Words, qwen_vl::Dimensions),
-    Bert(bert::Dimensions),
+/// What the files of a synthetic model say, for so many positions.
+pub(crate) trait Dimensions: Sync {
+    /// `config.json`.
+    fn config_json(&self, max_positions: usize) -> String;
+
+    /// What reads and writes its text, and how answers end: files by name.
+    fn text_files(&self, max_positions: usize) -> Vec<(&'static str, String)>;
+
+    /// What [`PREPROCESSOR_FILE`] says, of a model that sees.
+    fn preprocessor_json(&self) -> Option<String>;
+
+    /// What is stored of it.
+    fn parts(&self) -> &'static [ModelPart];
+
+    /// Which of its family's layouts it is published in.
+    fn layout(&self) -> usize {
+        0
+    }
 }
 
 /// Rows of the embedding of InternVL3: 151,643 pieces of text and 31 special tokens.
-const VOCAB_3: usize = 151_674;
+pub(super) const VOCAB_3: usize = 151_674;
 
 /// Rows of the embedding of InternVL3.5 and of Qwen-VL, padded beyond their tokens.
-const VOCAB_PADDED: usize = 151_936;
-
-/// Every synthetic model: of each generation a tiny one for tests, and those of published size.
-pub(super) const ALL: [Size; 12] = [
-    internvl("internvl3-tiny", 512, 1024, internvl3::TINY),
-    internvl("internvl3-1b", VOCAB_3, 32768, internvl3::B1),
-    internvl("internvl3-2b", VOCAB_3, 32768, internvl3::B2),
-    internvl("internvl3_5-tiny", 512, 1024, internvl3::TINY_3_5),
-    internvl("internvl3_5-1b", VOCAB_PADDED, 40960, internvl3::B1_3_5),
-    internvl("internvl3_5-2b", VOCAB_PADDED, 40960, internvl3::B2_3_5),
-    qwen_vl("qwen2_5_vl-tiny", 512, 4096, qwen_vl::TINY_2_5),
-    qwen_vl("qwen2_5_vl-3b", VOCAB_PADDED, 128_000, qwen_vl::B3_2_5),
-    qwen_vl("qwen3_vl-tiny", 512, 4096, qwen_vl::TINY_3),
-    qwen_vl("qwen3_vl-2b", VOCAB_PADDED, 262_144, qwen_vl::B2_3),
-    cross_encoder("ms-marco-minilm-tiny", 64, bert::TINY),
-    cross_encoder("ms-marco-minilm-l6", 512, bert::MINILM_L6),
-];
-
-const fn internvl(
-    name: &'static str,
-    vocab: usize,
-    max_positions: usize,
-    dimensions: internvl3::Dimensions,
-) -> Size {
-    let dimensions = Dimensions::InternVl(Words::internvl(vocab), dimensions);
-    Size { name, max_positions, dimensions }
-}
-
-const fn qwen_vl(
-    name: &'static str,
-    vocab: usize,
-    max_positions: usize,
-    dimensions: qwen_vl::Dimensions,
-) -> Size {
-    let dimensions = Dimensions::QwenVl(Words::qwen_vl(vocab), dimensions);
-    Size { name, max_positions, dimensions }
-}
-
-const fn cross_encoder(
-    name: &'static str,
-    max_positions: usize,
-    dimensions: bert::Dimensions,
-) -> Size {
-    Size { name, max_positions, dimensions: Dimensions::Bert(dimensions) }
-}
+pub(super) const VOCAB_PADDED: usize = 151_936;
 
 impl Size {
     /// The model, as anyone reads it from the written configuration.
     pub(super) fn model(&self) -> Model {
         Model::parse(&self.config_json(), Path::new(self.name))
-            .expect("the configurations in this folder are ones this crate reads")
-    }
-
-    /// What is stored of it: the heads of the published Qwen-VL models are tied.
-    pub(super) fn parts(&self) -> &'static [ModelPart] {
-        match self.dimensions {
-            Dimensions::InternVl(..) => &[ModelPart::Vision, ModelPart::Llm, ModelPart::Head],
-            Dimensions::QwenVl(..) => &[ModelPart::Vision, ModelPart::Llm],
-            Dimensions::Bert(_) => &[ModelPart::Encoder, ModelPart::Classifier],
-        }
-    }
-
-    /// Which of its family's layouts it is published in.
-    pub(super) fn layout(&self) -> usize {
-        match self.dimensions {
-            Dimensions::InternVl(..) | Dimensions::QwenVl(..) => 0,
-            // Names of the class with a head have a prefix.
-            Dimensions::Bert(_) => 1,
-        }
+            .expect("the configurations of families are ones this crate reads")
     }
 
     /// Every file but the weights, by name.
     pub(super) fn files(&self) -> Vec<(&'static str, String)> {
         let mut files = vec![(CONFIG_FILE, self.config_json())];
-        match &self.dimensions {
-            Dimensions::InternVl(words, _) | Dimensions::QwenVl(words, _) => {
-                files.extend([
-                    ("generation_config.json", generation_json(*words)),
-                    ("tokenizer.json", tokenizer::tokenizer_json(*words)),
-                    ("tokenizer_config.json", tokenizer::config_json(*words, self.max_positions)),
-                    ("special_tokens_map.json", tokenizer::special_tokens_json(*words)),
-                ]);
-            }
-            Dimensions::Bert(sizes) => files.extend(sizes.tokenizer_files(self.max_positions)),
-        }
-        files.extend(self.preprocessor_json().map(|text| (PREPROCESSOR_FILE, text)));
+        files.extend(self.dimensions.text_files(self.max_positions));
+        let preprocessor = self.dimensions.preprocessor_json();
+        files.extend(preprocessor.map(|text| (PREPROCESSOR_FILE, text)));
         files
     }
 
     /// `config.json`.
     pub(super) fn config_json(&self) -> String {
-        match &self.dimensions {
-            Dimensions::InternVl(words, sizes) => sizes.config_json(*words, self.max_positions),
-            Dimensions::QwenVl(words, sizes) => sizes.config_json(*words, self.max_positions),
-            Dimensions::Bert(sizes) => sizes.config_json(self.max_positions),
-        }
+        self.dimensions.config_json(self.max_positions)
     }
+}
 
-    /// What [`PREPROCESSOR_FILE`] says, of a model that sees.
-    pub(super) fn preprocessor_json(&self) -> Option<String> {
-        match &self.dimensions {
-            Dimensions::InternVl(_, sizes) => Some(sizes.preprocessor_json()),
-            Dimensions::QwenVl(_, sizes) => Some(sizes.preprocessor_json()),
-            Dimensions::Bert(_) => None,
-        }
-    }
+/// The files of a model whose tokenizer has these words.
+pub(crate) fn text_files(words: Words, max_positions: usize) -> Vec<(&'static str, String)> {
+    vec![
+        ("generation_config.json", generation_json(words)),
+        ("tokenizer.json", tokenizer::tokenizer_json(words)),
+        ("tokenizer_config.json", tokenizer::config_json(words, max_positions)),
+        ("special_tokens_map.json", tokenizer::special_tokens_json(words)),
+    ]
 }
 
 /// `generation_config.json`.
@@ -162,11 +101,12 @@ struct GenerationConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::families;
 
     #[track_caller]
     fn check(name: &str, tensors: usize, parameters: usize) {
-        let size = ALL.iter().find(|size| size.name == name).unwrap();
-        let list = size.model().tensors(size.parts());
+        let size = families::synthetic().find(|size| size.name == name).unwrap();
+        let list = size.model().tensors(size.dimensions.parts());
         assert_eq!(list.len(), tensors);
         let count = |(_, shape): &(String, Vec<usize>)| shape.iter().product::<usize>();
         assert_eq!(list.iter().map(count).sum::<usize>(), parameters);

@@ -10,10 +10,10 @@ use serde::ser::{SerializeMap, Serializer};
 use super::json;
 
 /// Starts a document and fills padding.
-pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
+pub(crate) const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// Ends a turn of a conversation.
-pub(super) const TURN_END: &str = "<|im_end|>";
+pub(crate) const TURN_END: &str = "<|im_end|>";
 
 /// The special tokens of Qwen2.5 and then of InternVL3, by id: at true size 151643 to 151673.
 /// The flag says whether decoding for people leaves the token out.
@@ -106,9 +106,9 @@ const QWEN_VL_TEMPLATE: &str = "\
 
 /// The words of one model.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Words {
+pub(crate) struct Words {
     /// Entries of the vocabulary.
-    pub(super) vocab: usize,
+    pub(crate) vocab: usize,
     /// The last of them; the flag says whether decoding for people leaves the token out.
     special: &'static [(&'static str, bool)],
     /// How a conversation is written.
@@ -117,25 +117,25 @@ pub(super) struct Words {
 
 impl Words {
     /// Those of an InternVL model.
-    pub(super) const fn internvl(vocab: usize) -> Self {
+    pub(crate) const fn internvl(vocab: usize) -> Self {
         Self { vocab, special: &SPECIAL, template: INTERNVL_TEMPLATE }
     }
 
     /// Those of a Qwen-VL model.
-    pub(super) const fn qwen_vl(vocab: usize) -> Self {
+    pub(crate) const fn qwen_vl(vocab: usize) -> Self {
         let (special, _) = SPECIAL.split_at(QWEN_SPECIAL);
         Self { vocab, special, template: QWEN_VL_TEMPLATE }
     }
 
     /// The id of a special token.
-    pub(super) fn id(self, token: &str) -> usize {
+    pub(crate) fn id(self, token: &str) -> usize {
         let at = self.special.iter().position(|(name, _)| *name == token);
         self.vocab - self.special.len() + at.expect("only tokens of the table are asked for")
     }
 }
 
 /// `tokenizer.json`.
-pub(super) fn tokenizer_json(words: Words) -> String {
+pub(crate) fn tokenizer_json(words: Words) -> String {
     let byte_level = ByteLevel {
         kind: "ByteLevel",
         add_prefix_space: false,
@@ -174,7 +174,7 @@ pub(super) fn tokenizer_json(words: Words) -> String {
 }
 
 /// `tokenizer_config.json`, which carries the chat template.
-pub(super) fn config_json(words: Words, max_positions: usize) -> String {
+pub(crate) fn config_json(words: Words, max_positions: usize) -> String {
     let decoder = added_tokens(words).map(|(id, token)| (id.to_string(), token));
     json(&TokenizerConfig {
         add_bos_token: false,
@@ -195,7 +195,7 @@ pub(super) fn config_json(words: Words, max_positions: usize) -> String {
 }
 
 /// `special_tokens_map.json`.
-pub(super) fn special_tokens_json(words: Words) -> String {
+pub(crate) fn special_tokens_json(words: Words) -> String {
     json(&SpecialTokens {
         additional_special_tokens: additional(words),
         eos_token: TURN_END,
@@ -222,7 +222,7 @@ fn byte_alphabet() -> Vec<char> {
 }
 
 /// The `n`th made-up word: a space and at least two syllables, no two words alike.
-pub(super) fn word(n: usize) -> String {
+pub(crate) fn word(n: usize) -> String {
     let mut syllables = Vec::new();
     let mut rest = n + SYLLABLES + 1;
     while rest > 0 {
@@ -266,7 +266,7 @@ fn additional(words: Words) -> Vec<&'static str> {
 }
 
 /// A JSON object whose keys keep their order.
-pub(super) struct Ordered<K, V>(pub(super) Vec<(K, V)>);
+pub(crate) struct Ordered<K, V>(pub(crate) Vec<(K, V)>);
 
 impl<K: Serialize, V: Serialize> Serialize for Ordered<K, V> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::sizes::Size;
 use crate::dtype::Dtype;
-use crate::model::{Model, Vision, block_of};
+use crate::model::{Model, block_of};
 use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 
 /// Bytes made before they are written.
@@ -27,7 +27,7 @@ const LANES_MEAN: i32 = 131_070;
 const LANES_DEVIATION: f64 = 37_837.227_02;
 
 /// The deviation of embeddings.
-const EMBEDDING: f64 = 0.5;
+pub(crate) const EMBEDDING: f64 = 0.5;
 
 /// A tensor's values: `mean` plus noise of a standard deviation.  No value lies farther from the
 /// mean than 3.47 deviations, the reach of four lanes.
@@ -75,12 +75,12 @@ pub(super) fn write(
 
 /// What is stored, a tensor of one source each.
 fn specs(size: &Size, model: &Model) -> Vec<TensorSpec> {
-    let sources = model.layouts[size.layout()].sources;
+    let sources = model.layouts[size.dimensions.layout()].sources;
     let spec = |(name, shape): (String, _)| {
         let name = sources(&name).swap_remove(0);
         TensorSpec { name, dtype: Dtype::BF16, shape }
     };
-    model.tensors(size.parts()).into_iter().map(spec).collect()
+    model.tensors(size.dimensions.parts()).into_iter().map(spec).collect()
 }
 
 /// Writes one tensor; `told` hears before each chunk how many of its numbers are made.
@@ -150,8 +150,9 @@ fn noise(name: &str, shape: &[usize], model: &Model) -> Noise {
     let inputs: usize = shape.iter().skip(1).product();
     let fan_in = 1.0 / (inputs as f64).sqrt();
     let is = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
-    if let Some(noise) = qwen_vl_noise(name, shape, model) {
-        noise
+    let of_tower = model.vision.as_ref().and_then(|vision| vision.noise(name, shape));
+    if let Some([mean, deviation]) = of_tower {
+        Noise::new(mean as f32, deviation)
     } else if model.encoder.is_some() && is(&["LayerNorm.weight"]) {
         Noise::new(1.0, 0.03)
     } else if is(&["classifier.weight"]) {
@@ -191,39 +192,12 @@ fn noise(name: &str, shape: &[usize], model: &Model) -> Noise {
     }
 }
 
-/// What is of the Qwen-VL families alone: their towers and their tied heads.
-fn qwen_vl_noise(name: &str, shape: &[usize], model: &Model) -> Option<Noise> {
-    let layers = match &model.vision {
-        Some(Vision::Qwen25(tower)) => tower.layers,
-        Some(Vision::Qwen3(tower)) => tower.layers,
-        _ => return None,
-    };
-    let inputs: usize = shape.iter().skip(1).product();
-    if name == "model.norm.weight" || name == "model.language_model.norm.weight" {
-        // The head is the embedding: logits of deviation 3, as untied heads give.
-        let scale = 3.0 / (EMBEDDING * (shape[0] as f64).sqrt());
-        return Some(Noise::new(scale as f32, 0.03 * scale));
-    }
-    let (_, tower) = name.split_once("visual.")?;
-    let is = |endings: &[&str]| endings.iter().any(|ending| tower.ends_with(ending));
-    if is(&["norm.weight", "ln_q.weight"]) {
-        Some(Noise::new(1.0, 0.03))
-    } else if is(&["pos_embed.weight"]) {
-        Some(Noise::new(0.0, 0.2))
-    } else if is(&["attn.proj.weight", "mlp.down_proj.weight", "mlp.linear_fc2.weight"]) {
-        // No layer scales as InternViT's have: all blocks together add about what came in.
-        Some(Noise::new(0.0, 1.0 / ((2 * layers * inputs) as f64).sqrt()))
-    } else {
-        None
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::synthetic::sizes;
+    use crate::families;
 
     const HEAD: &str = "language_model.lm_head.weight";
 
@@ -238,7 +212,7 @@ mod tests {
 
     /// The first MiB of the large head of the 1B model, made without the rest.
     fn head_start() -> Vec<u8> {
-        let model = sizes::ALL[1].model();
+        let model = families::synthetic().nth(1).unwrap().model();
         let mut bytes = vec![0; 1 << 20];
         let noise = head_noise(&model);
         fill(key("internvl3-1b", HEAD), noise, 0, &mut bytes);
@@ -255,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_value_depends_on_its_index_alone() {
-        let model = sizes::ALL[1].model();
+        let model = families::synthetic().nth(1).unwrap().model();
         let noise = head_noise(&model);
         let mut part = vec![0; 2000];
         fill(key("internvl3-1b", HEAD), noise, 12_345, &mut part);
@@ -292,8 +266,8 @@ mod tests {
     fn no_two_tensors_are_alike() {
         let mut keys = BTreeSet::new();
         let mut tensors = 0;
-        for size in &sizes::ALL {
-            for (name, _) in size.model().tensors(size.parts()) {
+        for size in families::synthetic() {
+            for (name, _) in size.model().tensors(size.dimensions.parts()) {
                 keys.insert(key(size.name, &name));
                 tensors += 1;
             }

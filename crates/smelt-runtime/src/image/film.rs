@@ -2,7 +2,7 @@
 //!
 //! Qwen2.5-VL: `qwen-vl-utils`.  Qwen3-VL and InternVL: their video processors in transformers.  Knows nothing of files.
 
-use crate::deployment::ModelFamily;
+use smelt_family::{FrameChoice, ModelFamily};
 
 /// Frames of a second that Qwen's processors look at.
 const FPS_QWEN: f64 = 2.0;
@@ -35,14 +35,16 @@ pub struct Wanted {
 pub fn chosen(family: ModelFamily, reel: Reel, wanted: Wanted) -> Vec<usize> {
     let most = wanted.frames_max.min(reel.frames).max(1);
     let per_second = |fps: f64| (reel.frames as f64 / reel.fps * fps) as usize;
-    let frames =
-        wanted.frames.or(wanted.fps.filter(|_| family == ModelFamily::InternVl3).map(per_second));
     let usual = || per_second(wanted.fps.unwrap_or(FPS_QWEN)).max(FRAMES_MIN_QWEN);
-    match family {
-        ModelFamily::InternVl3 => middles(reel.frames, frames.unwrap_or(most).clamp(1, most)),
-        ModelFamily::Qwen3Vl => ends(reel.frames, frames.unwrap_or_else(usual).clamp(1, most)),
-        // The other families see nothing.
-        ModelFamily::Qwen25Vl | ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Llama => {
+    // Families that see nothing are shown nothing.
+    let choice = family.images().map_or(FrameChoice::EndsInSteps, |images| images.clips.frames);
+    match choice {
+        FrameChoice::Middles => {
+            let frames = wanted.frames.or(wanted.fps.map(per_second));
+            middles(reel.frames, frames.unwrap_or(most).clamp(1, most))
+        }
+        FrameChoice::Ends => ends(reel.frames, wanted.frames.unwrap_or_else(usual).clamp(1, most)),
+        FrameChoice::EndsInSteps => {
             let frames = match wanted.frames {
                 Some(frames) => {
                     let frames = frames.min(most + STEP_QWEN) as f64;
@@ -119,7 +121,7 @@ mod tests {
 
     #[test]
     fn whatever_is_asked_frames_rise_and_have_a_limit() {
-        for family in [ModelFamily::InternVl3, ModelFamily::Qwen25Vl, ModelFamily::Qwen3Vl] {
+        for family in ModelFamily::ALL.into_iter().filter(|family| family.sees()) {
             for (frames, fps) in [(1, 1e-9), (1, 1e9), (2, 30.0), (3, 7.0), (1_000_000, 30.0)] {
                 for asked in [None, Some(0), Some(1), Some(5), Some(usize::MAX)] {
                     let wanted =

@@ -7,31 +7,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::Image;
+use super::cutting::Cutting;
 use super::patches::{Patching, Size, TooLong};
 use super::resample::resize;
 use super::route::{self, By, Router};
 use super::tiles::{Mosaic, Tiling, tiles};
 use super::view::{View, VisionInput};
-
-/// How a family's pictures are cut.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Cutting {
-    /// Into square tiles: InternVL.
-    Tiles(Tiling),
-    /// Into patches of a grid of any shape: Qwen-VL.
-    Patches(Patching),
-}
-
-impl Cutting {
-    /// What is wrong with these settings, if anything.
-    pub fn fault(&self) -> Option<&'static str> {
-        match self {
-            Self::Tiles(tiling) => tiling.fault(),
-            Self::Patches(patching) => patching.fault(),
-        }
-    }
-}
 
 /// A size of pictures that a vision engine takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

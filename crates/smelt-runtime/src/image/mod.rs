@@ -7,6 +7,7 @@
 
 mod animation;
 mod crop;
+mod cutting;
 mod decoded;
 mod film;
 mod image_processor;
@@ -22,9 +23,10 @@ mod view;
 
 pub use animation::Animation;
 pub use crop::centre;
+pub use cutting::Cutting;
 pub use decoded::{FILE_BYTES_MAX, Image, ImageDecodeError, PIXELS_MAX};
 pub use film::{Reel, Wanted, chosen};
-pub use image_processor::{Cutting, Detail, Grid, ImageOptions, ImagePlan, ImageProcessor, Scorer};
+pub use image_processor::{Detail, Grid, ImageOptions, ImagePlan, ImageProcessor, Scorer};
 pub use media_item::{ClipError, FPS, FRAMES_MAX, MediaItem};
 pub use patches::{ClipPixels, Patching, RATIO_MAX, Size, TooLong};
 pub use preprocessor_config::{PROCESSOR_FILE, PreprocessorConfig, Read};

@@ -3,6 +3,7 @@
 //! Knows nothing of sizes.
 
 use serde::{Deserialize, Serialize};
+use smelt_family::Normalization;
 
 /// How a channel, from 0 to 1, is shifted and stretched.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,14 +17,15 @@ pub struct Scale {
 
 impl Scale {
     /// The channels' means and deviations on ImageNet, which the InternVL models use.
-    pub const IMAGENET: Self = Self { mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225] };
+    pub const IMAGENET: Self = Self::of(Normalization::IMAGENET);
     /// Those of CLIP's pictures, which Qwen2-VL and Qwen2.5-VL use too.
-    pub const CLIP: Self = Self {
-        mean: [0.481_454_66, 0.457_827_5, 0.408_210_73],
-        std: [0.268_629_55, 0.261_302_6, 0.275_777_1],
-    };
+    pub const CLIP: Self = Self::of(Normalization::CLIP);
     /// From -1 to 1, as Qwen3-VL has it.
-    pub const HALVES: Self = Self { mean: [0.5; 3], std: [0.5; 3] };
+    pub const HALVES: Self = Self::of(Normalization::HALVES);
+
+    const fn of(Normalization { mean, std }: Normalization) -> Self {
+        Self { mean, std }
+    }
 
     /// What is wrong with these numbers, if anything.
     pub fn fault(&self) -> Option<&'static str> {
@@ -47,5 +49,11 @@ impl Scale {
             let bytes = rgb[channel.min(rgb.len())..].iter().step_by(3);
             out.extend(bytes.map(|byte| table[usize::from(*byte)]));
         }
+    }
+}
+
+impl From<Normalization> for Scale {
+    fn from(normalization: Normalization) -> Self {
+        Self::of(normalization)
     }
 }

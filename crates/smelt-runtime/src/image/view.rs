@@ -2,7 +2,7 @@
 //!
 //! Parts are bytes, since numbers would be four times as large and wait as long.
 
-use super::image_processor::Cutting;
+use super::cutting::Cutting;
 use super::patches::Size;
 use crate::identity::{Identity, Naming, within};
 

@@ -8,7 +8,7 @@ use smelt_runtime::prompt::ImageTokens;
 pub(crate) fn internvl(model: &str, image_size: usize, eos: Vec<u32>) -> Spec {
     Spec {
         format: FORMAT,
-        family: ModelFamily::InternVl3,
+        family: ModelFamily::INTERNVL3,
         model: model.to_owned(),
         vision: Some("../vision".into()),
         llm: "../llm".into(),

@@ -56,7 +56,7 @@ fn read(bytes: &[u8], choose: impl Fn(Reel) -> Vec<usize>) -> Result<Film, FilmE
 }
 
 fn eight(reel: Reel) -> Vec<usize> {
-    chosen(ModelFamily::InternVl3, reel, Wanted { fps: None, frames: None, frames_max: 8 })
+    chosen(ModelFamily::INTERNVL3, reel, Wanted { fps: None, frames: None, frames_max: 8 })
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn the_chosen_frames_are_seen_in_every_container() {
         return;
     }
     let of_qwen = |reel| {
-        chosen(ModelFamily::Qwen3Vl, reel, Wanted { fps: None, frames: None, frames_max: 32 })
+        chosen(ModelFamily::QWEN3_VL, reel, Wanted { fps: None, frames: None, frames_max: 32 })
     };
     let expect = of_qwen(Reel { frames: 300, fps: 30.0 });
     let films = [

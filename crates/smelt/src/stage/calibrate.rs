@@ -12,7 +12,7 @@ use smelt_backend::VisionEngine;
 use smelt_engine::vision as engines;
 use smelt_model::calibrate::{Options, calibrate};
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::model::Model;
+use smelt_model::model::{Model, Tile};
 use smelt_model::price::calibrating;
 use smelt_model::reference::{self, PromptEmbeds};
 use smelt_plan::Plan;
@@ -20,7 +20,8 @@ use smelt_plan::kind::calibrate::Calibrate;
 use smelt_plan::plan::Stage;
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
 use smelt_runtime::accuracy::question;
-use smelt_runtime::image::{Image, Mosaic, Tiling, tiles};
+use smelt_runtime::image::{Image, Mosaic, Scale, tiles};
+use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use super::Worker;
@@ -72,9 +73,6 @@ const BUILT_IN_TOKENS_MAX: usize = 8192;
 
 /// What is asked of a picture that nobody asks anything of.
 const DESCRIBE: &str = "Describe this image in detail.";
-
-/// What stands for a picture's embeddings.
-const IMAGE_TOKEN: &str = "<IMG_CONTEXT>";
 
 /// What to run, and what to keep.
 pub(crate) struct Asked<'a> {
@@ -268,7 +266,7 @@ fn image_prompts(
     is_given: bool,
 ) -> Result<Vec<ImagePrompt>, Failed> {
     if !is_given {
-        let drawn = if checkpoint.internvl3().is_ok() { &set::PICTURES[..] } else { &[] };
+        let drawn = if checkpoint.tile().is_ok() { &set::PICTURES[..] } else { &[] };
         let image_prompt = |drawn: &set::Drawn| {
             let picture = Image::decode(drawn.png).map_err(Failed::model)?;
             let (name, question) = (drawn.name.to_owned(), drawn.question.to_owned());
@@ -324,17 +322,18 @@ fn seen(
         let mut marks = String::new();
         let mut image = None;
         if !image_prompt.pictures.is_empty() {
-            let Some(token) = tokenizer.token(IMAGE_TOKEN) else {
+            let image_encoder = match &mut image_encoder {
+                Some(image_encoder) => image_encoder,
+                none => none.insert(ImageEncoder::open(checkpoint, asked.vision)?),
+            };
+            let word = &image_encoder.words.image;
+            let Some(token) = tokenizer.token(word) else {
                 if !is_given {
                     return Ok(Vec::new());
                 }
                 let dir = checkpoint.dir().display();
-                let why = format!("{dir}: {TOKENIZER_FILE} has no token {IMAGE_TOKEN}");
+                let why = format!("{dir}: {TOKENIZER_FILE} has no token {word}");
                 return Err(Failed::model(why));
-            };
-            let image_encoder = match &mut image_encoder {
-                Some(image_encoder) => image_encoder,
-                none => none.insert(ImageEncoder::open(checkpoint, asked.vision)?),
             };
             marks = image_encoder.mark().repeat(image_prompt.pictures.len());
             image = Some((token, image_encoder.embeds(&image_prompt.pictures)?));
@@ -354,21 +353,25 @@ struct ImageEncoder<'a> {
     checkpoint: &'a Checkpoint,
     /// The reference sees where there is none.
     engine: Option<VisionEngine>,
-    tiling: Tiling,
-    tokens_per_tile: usize,
+    tile: Tile,
+    scale: Scale,
+    words: ImageTokens,
 }
 
 impl<'a> ImageEncoder<'a> {
     fn open(checkpoint: &'a Checkpoint, vision: Option<&Path>) -> Result<Self, Failed> {
-        let tower = checkpoint.internvl3().map_err(Failed::model)?;
+        let tile = checkpoint.tile().map_err(Failed::model)?;
+        let family = deployment::family(checkpoint)?;
+        let facts = family.images().zip(ImageTokens::of(family));
+        let (images, words) = facts.expect("families whose towers stand before a decoder see");
         let engine = vision.map(engines::open).transpose().map_err(Failed::model)?;
-        let (tiling, tokens_per_tile) = (deployment::tiling(tower), tower.tokens_per_tile());
-        Ok(Self { checkpoint, engine, tiling, tokens_per_tile })
+        Ok(Self { checkpoint, engine, tile, scale: images.normalization.into(), words })
     }
 
     /// What a picture is in a prompt.
     fn mark(&self) -> String {
-        format!("<img>{}</img>\n", IMAGE_TOKEN.repeat(self.tokens_per_tile))
+        let ImageTokens { start, image, end, .. } = &self.words;
+        format!("{start}{}{end}\n", image.repeat(self.tile.tokens))
     }
 
     /// What `pictures` are to the language model, one after another.
@@ -376,8 +379,8 @@ impl<'a> ImageEncoder<'a> {
         let mut embeds = Vec::new();
         for picture in pictures {
             let mut pixels = Vec::new();
-            let tiles = tiles(picture, Mosaic::ONE, self.tiling.image_size, 1);
-            tiles.iter().for_each(|tile| self.tiling.scale.planes(tile, &mut pixels));
+            let tiles = tiles(picture, Mosaic::ONE, self.tile.side, 1);
+            tiles.iter().for_each(|tile| self.scale.planes(tile, &mut pixels));
             embeds.extend(match &self.engine {
                 Some(engine) => engine.encode(&pixels, 1).map_err(Failed::model)?,
                 None => {

@@ -9,16 +9,13 @@ use std::path::{Path, PathBuf};
 use smelt_backend::KvOptions;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::bert::Bert;
-use smelt_model::families::internvl3::InternVl3;
-use smelt_model::grid::Patching;
 use smelt_model::model::{Encoder, Model, ModelPart, Vision};
 use smelt_runtime::deployment::{self, Deployment, FORMAT, ModelFamily, Serving, Spec, eos_tokens};
 use smelt_runtime::embed::{self, Recipe, SentenceEncoder};
 use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::generate::try_once;
 use smelt_runtime::image::{
-    self, By, ClipPixels, Cutting, ImageOptions, ImageProcessor, PreprocessorConfig, Router, Scale,
-    Tiling,
+    By, Cutting, ImageOptions, ImageProcessor, PreprocessorConfig, Router, Scale,
 };
 use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::score::{self, CrossEncoder};
@@ -184,7 +181,7 @@ fn chat(request: &Request) -> Result<(), Failed> {
     }
     spec.serving = serving(request, &checkpoint)?;
     if let Some(tiles) = spec.serving.tiles {
-        spec.image = spec.image.map(|image| with_tiles(image, tiles)).transpose()?;
+        allow_tiles(&mut spec.image, tiles)?;
     }
     spec.router = router(request)?;
     costs(request, &checkpoint, &spec).iter().flatten().for_each(|line| say(line));
@@ -235,7 +232,7 @@ fn foresee_in(dir: &Path, checkpoint: &Checkpoint, sees: bool) -> Result<(), Fai
     if sees {
         cutting(checkpoint)?;
     }
-    let words = image_tokens(family).filter(|_| sees);
+    let words = ImageTokens::of(family).filter(|_| sees);
     let words = words.iter().flat_map(|words| [&words.start, &words.image, &words.end]);
     let bad = |why: String| Failed::model(format!("{}: {why}", dir.join(TOKENIZER_FILE).display()));
     for word in words {
@@ -314,13 +311,10 @@ pub(super) fn spec(
         image: vision.map(|_| cutting(checkpoint)).transpose()?,
         router: None,
         clip: None,
-        image_tokens: vision.and_then(|_| image_tokens(family)),
-        places_per_second: match &checkpoint.model().vision {
-            Some(Vision::Qwen25(tower)) if vision.is_some() => {
-                tower.places_per_second.try_into().ok()
-            }
-            _ => None,
-        },
+        image_tokens: vision.and_then(|_| ImageTokens::of(family)),
+        places_per_second: vision
+            .and(checkpoint.model().vision.as_ref())
+            .and_then(Vision::places_per_second),
         eos: eos_tokens(dir, &tokenizer).map_err(Failed::model)?,
         serving: Serving::default(),
     })
@@ -333,24 +327,6 @@ pub(super) fn family(checkpoint: &Checkpoint) -> Result<ModelFamily, Failed> {
         let dir = checkpoint.dir().display();
         Failed::model(format!("{dir} is of {name}, which does not speak"))
     })
-}
-
-/// The words of a family's pictures, which are in its tokenizer, if its models see.
-pub(super) fn image_tokens(family: ModelFamily) -> Option<ImageTokens> {
-    let words = |start: &str, image: &str, end: &str, video: Option<&str>| ImageTokens {
-        start: start.to_owned(),
-        image: image.to_owned(),
-        end: end.to_owned(),
-        video: video.map(str::to_owned),
-    };
-    match family {
-        ModelFamily::InternVl3 => Some(words("<img>", "<IMG_CONTEXT>", "</img>", None)),
-        ModelFamily::Qwen25Vl | ModelFamily::Qwen3Vl => {
-            let video = Some("<|video_pad|>");
-            Some(words("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", video))
-        }
-        ModelFamily::Qwen2 | ModelFamily::Qwen3 | ModelFamily::Llama => None,
-    }
 }
 
 /// A family's preprocessing, by the checkpoint's own numbers.
@@ -369,48 +345,8 @@ pub(crate) fn cutting_by(
     processor: &PreprocessorConfig,
     clips: &PreprocessorConfig,
 ) -> Option<Cutting> {
-    // What the published models have, where the checkpoint does not say.
-    let patching =
-        |patching: Patching, scale, [min_pixels, max_pixels]: [usize; 2], clip: ClipPixels| {
-            Cutting::Patches(image::Patching {
-                patch: patching.patch,
-                merge: patching.merge,
-                frames: patching.frames,
-                min_pixels: processor.min_pixels.unwrap_or(min_pixels),
-                max_pixels: processor.max_pixels.unwrap_or(max_pixels),
-                clip: Some(ClipPixels {
-                    min_pixels: clips.min_pixels.unwrap_or(clip.min_pixels),
-                    max_pixels: clips.max_pixels.unwrap_or(clip.max_pixels),
-                    ..clip
-                }),
-                scale: processor.scale.unwrap_or(scale),
-            })
-        };
-    match &model.vision {
-        Some(Vision::InternVit(tower)) => Some(Cutting::Tiles(tiling(tower))),
-        Some(Vision::Qwen25(tower)) => {
-            let (min_pixels, max_pixels) = (56 * 56, 12_845_056);
-            let clip = ClipPixels { together: false, min_pixels, max_pixels };
-            Some(patching(tower.patching, Scale::CLIP, [min_pixels, max_pixels], clip))
-        }
-        Some(Vision::Qwen3(tower)) => {
-            let limits = [256 * 256, 16_777_216];
-            let clip = ClipPixels { together: true, min_pixels: 4096, max_pixels: 25_165_824 };
-            Some(patching(tower.patching, Scale::HALVES, limits, clip))
-        }
-        Some(Vision::Clip(_)) | None => None,
-    }
-}
-
-/// InternVL3's preprocessing, by the checkpoint's own numbers.
-pub(super) fn tiling(tower: &InternVl3) -> Tiling {
-    Tiling {
-        image_size: tower.image_size,
-        min_tiles: tower.min_tiles,
-        max_tiles: tower.max_tiles,
-        use_thumbnail: tower.use_thumbnail,
-        scale: Scale::IMAGENET,
-    }
+    let family = ModelFamily::named(model.family)?;
+    Cutting::of_model(family, model.vision.as_ref()?.input()?, processor, clips)
 }
 
 /// How the deployment is served where nobody says otherwise.
@@ -455,19 +391,13 @@ fn costs(request: &Request, checkpoint: &Checkpoint, spec: &Spec) -> Option<Vec<
         .then(|| photographs::lines(&image_processor, &image_options, [context, positions]))
 }
 
-/// The same preprocessing for so many tiles a picture, the thumbnail not counted: models may be shown more
-/// than they were made for.
-fn with_tiles(image: Cutting, tiles: usize) -> Result<Cutting, Failed> {
-    match image {
-        Cutting::Tiles(tiling) => {
-            Ok(Cutting::Tiles(Tiling { max_tiles: tiling.max_tiles.max(tiles), ..tiling }))
-        }
-        Cutting::Patches(_) => {
-            let why =
-                "\"tiles\" are of models that see tiles; this one sees patches, leave them out";
-            Err(Failed::new(Exit::BadPipeline, why))
-        }
+/// Lets pictures have so many tiles, the thumbnail not counted.
+fn allow_tiles(image: &mut Option<Cutting>, tiles: usize) -> Result<(), Failed> {
+    if image.as_mut().is_none_or(|image| image.allow_tiles(tiles)) {
+        return Ok(());
     }
+    let why = "\"tiles\" are of models that see tiles; this one sees patches, leave them out";
+    Err(Failed::new(Exit::BadPipeline, why))
 }
 
 /// The path of a sealed output as seen from another one.

@@ -7,13 +7,14 @@ use smelt_backend::{HostFeatures, Takes, VisionEngine};
 use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::grid::{Grid, Lattice, Patching};
-use smelt_model::model::Vision;
+use smelt_model::model::{Tile, TowerInput};
 use smelt_model::position_ids::{MediaGrid, PositionId, rope_index, with_text};
 use smelt_model::reference::{self, PromptEmbeds};
+use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use crate::exit::Failed;
-use crate::stage::deployment::{family, image_tokens};
+use crate::stage::deployment::family;
 
 /// Tokens the engine answers with.
 pub(super) const ANSWER_TOKENS: usize = 16;
@@ -93,23 +94,20 @@ impl Probe {
         engine: &VisionEngine,
         extent: Extent,
     ) -> Result<Self, Failed> {
-        let patching = match &checkpoint.model().vision {
-            Some(Vision::Qwen25(tower)) => Some(tower.patching),
-            Some(Vision::Qwen3(tower)) => Some(tower.patching),
-            _ => None,
-        };
         let made = engine.tokens_per_tile();
         let shown = shown(engine, extent);
         let (tokens, token) = tokens(checkpoint, dir, shown)?;
         let Some(grid) = engine.grid() else {
             return Err(Failed::invalid("the vision engine does not say for which size it is"));
         };
-        let Some(patching) = patching else {
-            let tower = checkpoint.internvl3().map_err(Failed::model)?;
-            let pixels = tile(tower.vit.channels, tower.image_size);
+        let vision = checkpoint.vision().map_err(Failed::model)?;
+        let Some(TowerInput::Patches { .. }) = vision.input() else {
+            let Tile { channels, side, .. } = checkpoint.tile().map_err(Failed::model)?;
+            let pixels = tile(channels, side);
             let picture = Some(ProbeImage { made, shown, pixels, token, grid });
             return Ok(Self { tokens, picture, position_ids: None });
         };
+        let patching = vision.patching();
         let lattice = patching.lattice(grid).map_err(Failed::invalid)?;
         let position_ids = rope_index(&tokens, token, &[MediaGrid::still(lattice)]);
         let position_ids = Some(position_ids.map_err(Failed::invalid)?.tokens);
@@ -254,7 +252,7 @@ fn patches(patching: Patching, lattice: &Lattice) -> Vec<f32> {
 fn tokens(checkpoint: &Checkpoint, dir: &Path, count: usize) -> Result<(Vec<u32>, u32), Failed> {
     let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
     let family = family(checkpoint)?;
-    let words = image_tokens(family).ok_or_else(|| {
+    let words = ImageTokens::of(family).ok_or_else(|| {
         let (dir, family) = (dir.display(), family.name());
         Failed::model(format!("{dir} is of {family}, which reads text alone; leave out \"vision\""))
     })?;
