@@ -124,25 +124,14 @@ fn weights_of(tower: &Vision, checkpoint: &Checkpoint) -> Vec<(String, Vec<usize
     weights
 }
 
-/// The graph of a tower for one grid.
-fn graph(
-    tower: &Vision,
-    lattice: &Lattice,
-    stream: &mut WeightStream<'_>,
-    weights: Vec<Initializer>,
-) -> Result<Graph, ExportError> {
-    match tower {
-        Vision::Qwen25(tower) => qwen2_5_vl::graph(tower, lattice, stream, weights),
-        Vision::Qwen3(tower) => qwen3_vl::graph(tower, lattice, stream, weights),
-        Vision::Clip(tower) => clip::vision_graph(tower, lattice, stream, weights),
-        Vision::InternVit(tower) => vision::grid_graph(tower, lattice, stream, weights),
-    }
-}
+/// Writes a tower's graph for one grid over its weights; constants of the grid go to the stream.
+pub(super) type GridGraph<'a> =
+    dyn Fn(&Lattice, &mut WeightStream<'_>, Vec<Initializer>) -> Result<Graph, ExportError> + 'a;
 
 /// See [`super::vision_on`].
 pub(super) fn export(
     checkpoint: &Checkpoint,
-    tower: &Vision,
+    (tower, graph): (&Vision, &GridGraph<'_>),
     grids: &[Grid],
     dtype: Dtype,
     out_dir: &Path,
@@ -169,7 +158,7 @@ pub(super) fn export(
     for (grid, lattice) in &lattices {
         progress(&format!("grid {grid}"));
         let file = if lattices.len() == 1 { MODEL_FILE.to_owned() } else { file_of(*grid) };
-        let graph = graph(tower, lattice, &mut stream, weights.clone())?;
+        let graph = graph(lattice, &mut stream, weights.clone())?;
         write_graph(graph, out_dir, &file)?;
         let (patches, tokens) = (lattice.patches(), lattice.tokens());
         entries.push(Entry { file, height: grid.height, width: grid.width, patches, tokens });

@@ -36,6 +36,7 @@ use crate::dtype::Dtype;
 use crate::grid::{Grid, GridError};
 use crate::model::{Encoder, Model as Description, ModelPart, Vision};
 use crate::reference::ReferenceError;
+use grids::GridGraph;
 use weights::WeightStream;
 
 pub use grids::{GRIDS_FILE, GridList, GridsError};
@@ -184,14 +185,34 @@ pub fn vision_on(
     if !checkpoint.has(ModelPart::Vision) {
         return Err(ExportError::NoVision { dir: checkpoint.dir().to_owned() });
     }
-    // A tile of the size that the model was made for needs no list of sizes.
-    if let (Vision::InternVit(tower), []) = (tower, grids) {
-        let weights = vision::weights(model);
-        return write(checkpoint, dtype, &weights, out_dir, progress, |element_type, weights| {
-            vision::graph(tower, element_type, weights)
-        });
+    let on_grids = |graph: &GridGraph<'_>, out: &mut dyn FnMut(&str)| {
+        grids::export(checkpoint, (tower, graph), grids, dtype, out_dir, out)
+    };
+    match tower {
+        // A tile of the size that the model was made for needs no list of sizes.
+        Vision::InternVit(tower) if grids.is_empty() => {
+            let weights = vision::weights(model);
+            write(checkpoint, dtype, &weights, out_dir, progress, |element_type, weights| {
+                vision::graph(tower, element_type, weights)
+            })
+        }
+        Vision::InternVit(tower) => on_grids(
+            &|lattice, stream, weights| vision::grid_graph(tower, lattice, stream, weights),
+            progress,
+        ),
+        Vision::Qwen25(tower) => on_grids(
+            &|lattice, stream, weights| qwen2_5_vl::graph(tower, lattice, stream, weights),
+            progress,
+        ),
+        Vision::Qwen3(tower) => on_grids(
+            &|lattice, stream, weights| qwen3_vl::graph(tower, lattice, stream, weights),
+            progress,
+        ),
+        Vision::Clip(tower) => on_grids(
+            &|lattice, stream, weights| clip::vision_graph(tower, lattice, stream, weights),
+            progress,
+        ),
     }
-    grids::export(checkpoint, tower, grids, dtype, out_dir, progress)
 }
 
 /// How tokens enter the graph of a decoder.

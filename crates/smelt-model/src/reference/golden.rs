@@ -131,7 +131,10 @@ fn check_greedy(golden: Golden, prompt: &str, answer: &str, has_image: bool) {
 #[test]
 fn neither_threads_nor_blocks_change_a_bit() {
     let pixels = QWEN2.floats("pixel_values");
-    let embeds = |effort| vision::embeds(&QWEN2.checkpoint(), &pixels, 2, effort).unwrap();
+    let embeds = |effort| {
+        let checkpoint = QWEN2.checkpoint();
+        tiles_seen(&mut Stream::new(&checkpoint, effort), &pixels, 2, &mut |_| ()).unwrap()
+    };
     let one = Effort { threads: 1, block_bytes: BLOCK_BYTES };
     let (logits_of_one, embeds_of_one) = (QWEN2.image_logits(one), embeds(one));
     for (threads, block_bytes) in [(1, 4096), (2, BLOCK_BYTES), (3, 1), (7, 1000)] {

@@ -173,7 +173,18 @@ pub fn vision_embeds(
     pixels: &[f32],
     tiles: usize,
 ) -> Result<Vec<f32>, ReferenceError> {
-    vision::embeds(ckpt, pixels, tiles, Effort::whole_machine())
+    tiles_seen(&mut Stream::new(ckpt, Effort::whole_machine()), pixels, tiles, &mut |_| ())
+}
+
+/// The image embeddings of tiles, by the tower that takes them.
+fn tiles_seen(
+    stream: &mut Stream<'_>,
+    pixels: &[f32],
+    tiles: usize,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<f32>, ReferenceError> {
+    // Others take no tiles, which this one's says.
+    vision::embeds_of(stream, pixels, tiles, progress)
 }
 
 /// What a tower says of a picture or tile.
@@ -210,8 +221,8 @@ pub fn see(
     progress: &mut dyn FnMut(&str),
 ) -> Result<ImageFeatures, ReferenceError> {
     let stream = &mut Stream::new(ckpt, Effort::whole_machine());
-    if ckpt.internvl3().is_ok() {
-        let embeds = vision::embeds_of(stream, pixels, 1, progress)?;
+    if ckpt.tile().is_ok() {
+        let embeds = tiles_seen(stream, pixels, 1, progress)?;
         return Ok(ImageFeatures { embeds, deepstack: Vec::new() });
     }
     patches::seen(stream, pixels, grid, progress)
@@ -225,7 +236,7 @@ pub fn see(
 pub fn vision_peaks(ckpt: &Checkpoint, pixels: &[f32]) -> Result<Vec<Peak>, ReferenceError> {
     let mut stream = Stream::new(ckpt, Effort::whole_machine());
     stream.peaks = Some(Peaks::default());
-    vision::embeds_of(&mut stream, pixels, 1, &mut |_| ())?;
+    tiles_seen(&mut stream, pixels, 1, &mut |_| ())?;
     Ok(stream.peaks.take().unwrap_or_default().finish())
 }
 

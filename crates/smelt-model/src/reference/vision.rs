@@ -7,20 +7,9 @@ use super::attention::{Heads, Projection, attend};
 use super::pointwise::{gelu, layer_norm, rms_norm};
 use super::stream::Stream;
 use super::{Effort, ReferenceError, threads};
-use crate::checkpoint::Checkpoint;
 use crate::families::internvl3::{PROJECTOR_EPS, Vit};
 
-/// See [`super::vision_embeds`].
-pub(super) fn embeds(
-    ckpt: &Checkpoint,
-    pixels: &[f32],
-    tiles: usize,
-    effort: Effort,
-) -> Result<Vec<f32>, ReferenceError> {
-    embeds_of(&mut Stream::new(ckpt, effort), pixels, tiles, &mut |_| ())
-}
-
-/// The same through a stream that may look at activations.
+/// See [`super::vision_embeds`]; the stream may look at activations.
 pub(super) fn embeds_of(
     stream: &mut Stream<'_>,
     pixels: &[f32],
