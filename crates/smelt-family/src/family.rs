@@ -50,6 +50,8 @@ pub enum CutFacts {
         /// Those of clips.
         clip: ClipLimits,
     },
+    /// Into square tiles by the longest edge, each behind a word of its own: SmolVLM.
+    Split(SplitFacts),
 }
 
 /// Fewest and most pixels of clips.
@@ -59,6 +61,17 @@ pub struct ClipLimits {
     pub together: bool,
     /// Fewest and most.
     pub pixels: [usize; 2],
+}
+
+/// How a picture is split by its longest edge.
+#[derive(Clone, Copy, Debug)]
+pub struct SplitFacts {
+    /// Tiles along the longest edge, where a checkpoint does not say.
+    pub along: usize,
+    /// The word of a tile, in which `{row}` and `{column}` count from 1.
+    pub tile: &'static str,
+    /// The word of the whole picture.
+    pub whole: &'static str,
 }
 
 /// How the channels of a picture, from 0 to 1, are shifted and stretched.
@@ -100,6 +113,8 @@ pub enum FrameChoice {
     EndsInSteps,
     /// From the first to the last, two of a second: Qwen3-VL.
     Ends,
+    /// From the first to the last, one of a second; of long films without the first and last second: SmolVLM2.
+    Inside,
 }
 
 /// How the frames of a clip are told apart in prompts.
@@ -111,6 +126,8 @@ pub enum FrameLabels {
     Seconds,
     /// By numbers before each frame.
     Numbers,
+    /// By a sentence about the clip, and minutes and seconds before each frame.
+    Timestamps,
 }
 
 /// What one model's tower takes, by its checkpoint's own numbers.
@@ -126,6 +143,11 @@ pub enum TowerInput {
         max_tiles: usize,
         /// Whether a picture of several tiles is also seen whole.
         use_thumbnail: bool,
+    },
+    /// Square tiles; how many, the tower does not mind.
+    Tile {
+        /// Pixels on a side of a tile.
+        side: usize,
     },
     /// Patches of pictures of any size.
     Patches {

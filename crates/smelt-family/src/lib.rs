@@ -9,6 +9,6 @@ mod registry;
 
 pub use family::{
     ClipFacts, ClipLimits, CutFacts, Family, FrameChoice, FrameLabels, ImageFacts, ImageMarks,
-    Normalization, TowerInput,
+    Normalization, SplitFacts, TowerInput,
 };
 pub use registry::ModelFamily;

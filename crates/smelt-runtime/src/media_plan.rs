@@ -1,7 +1,8 @@
 //! Says what a picture or clip becomes in a prompt: image tokens with their places, and views.
 //!
 //! Families tell the frames of a clip apart in their own ways: InternVL by words before each,
-//! Qwen2.5-VL by places in time, Qwen3-VL by the seconds before each step.  Knows nothing of templates.
+//! Qwen2.5-VL by places in time, Qwen3-VL by the seconds before each step, SmolVLM2 by minutes and seconds.
+//! Knows nothing of templates.
 
 use smelt_backend::grid::Lattice;
 use smelt_backend::position_ids;
@@ -76,7 +77,7 @@ impl<'a> MediaPlan<'a> {
         let Some(fps) = fps else {
             let score = |by, tiles: &[Vec<u8>], side| score(text, by, (tiles, side), asked);
             let plan = image_processor.plan(first, image_options, &score)?;
-            let runs = vec![ImageTokenRun::bare(image_processor.tokens(&plan))];
+            let runs = runs_of(image_processor, &plan);
             let lattices = lattice(image_processor, &plan)
                 .map(position_ids::MediaGrid::still)
                 .into_iter()
@@ -88,7 +89,7 @@ impl<'a> MediaPlan<'a> {
         };
         let (depth, tokens) = (image_processor.frames(), image_processor.tokens(&plan));
         let clip = Clip { frames: frames.len(), depth, fps, tokens, times_s };
-        let runs = clip.runs(text.spec.family);
+        let runs = clip.runs(text.spec.family, whole_word(image_processor));
         let lattice = lattice(image_processor, &plan);
         let lattices = lattice.map(|lattice| clip.lattices(lattice, text.spec.places_per_second));
         let (fps, lattices) = (Some(fps), lattices.unwrap_or_default());
@@ -143,13 +144,16 @@ impl<'a> MediaPlan<'a> {
 
     /// Tokens around the image tokens: start, end and what is said before.
     fn around(&self, text: &Text) -> Result<Around, PrepareError> {
-        /// Start and end are a token each.
-        const MARKS: usize = 2;
+        let count = |words: &str| match words.is_empty() {
+            true => Ok(0),
+            false => text.tokenizer.encode(words).map(|tokens| tokens.len()),
+        };
         let mut around = Around { sum: 0, one: 0 };
         for run in &self.runs {
-            let lead =
-                if run.lead.is_empty() { 0 } else { text.tokenizer.encode(&run.lead)?.len() };
-            around = Around { sum: around.sum + lead + MARKS, one: around.one.max(lead + MARKS) };
+            // Start and end are a token each.
+            let marks = 1 + usize::from(!run.is_open);
+            let one = count(&run.lead)? + count(&run.label)? + count(&run.tail)? + marks;
+            around = Around { sum: around.sum + one, one: around.one.max(one) };
         }
         Ok(around)
     }
@@ -210,6 +214,32 @@ fn score(
     }
 }
 
+/// The image tokens of a picture: all together, or tile by tile where each has a word of its own.
+fn runs_of(image_processor: &ImageProcessor, plan: &ImagePlan) -> Vec<ImageTokenRun> {
+    let Cutting::Split(splitting) = &image_processor.cutting else {
+        return vec![ImageTokenRun::bare(image_processor.tokens(plan))];
+    };
+    let each = ImageTokenRun::bare(image_processor.grids[0].tokens);
+    let whole = ImageTokenRun { label: splitting.whole.clone(), ..each.clone() };
+    let ImagePlan::Tiles { mosaic, .. } = plan else { return vec![whole] };
+    let tile = |at: usize| {
+        let (row, column) = (at / mosaic.columns, at % mosaic.columns);
+        let lead = if row > 0 && column == 0 { "\n" } else { "" };
+        let (lead, label) = (lead.to_owned(), splitting.word(row, column));
+        ImageTokenRun { lead, label, is_open: true, ..each.clone() }
+    };
+    let whole = ImageTokenRun { lead: "\n\n".to_owned(), ..whole };
+    (0..mosaic.tiles()).map(tile).chain([whole]).collect()
+}
+
+/// The word before the image tokens of a whole picture, of models that have one.
+fn whole_word(image_processor: &ImageProcessor) -> &str {
+    match &image_processor.cutting {
+        Cutting::Split(splitting) => &splitting.whole,
+        Cutting::Tiles(_) | Cutting::Patches(_) => "",
+    }
+}
+
 /// How the image tokens of a whole picture lie, where that matters.
 fn lattice(image_processor: &ImageProcessor, plan: &ImagePlan) -> Option<Lattice> {
     let (Cutting::Patches(patching), ImagePlan::Whole { grid }) = (&image_processor.cutting, plan)
@@ -239,9 +269,14 @@ impl Clip {
         self.frames.div_ceil(self.depth)
     }
 
-    fn runs(&self, family: ModelFamily) -> Vec<ImageTokenRun> {
+    /// Its image tokens, before those of each frame the `label` that whole pictures have.
+    fn runs(&self, family: ModelFamily, label: &str) -> Vec<ImageTokenRun> {
         let tokens = self.tokens;
-        let run = |lead: String| ImageTokenRun { lead, tokens };
+        let run = |lead: String| ImageTokenRun {
+            lead,
+            label: label.to_owned(),
+            ..ImageTokenRun::bare(tokens)
+        };
         let steps = 0..self.steps();
         // Families that see nothing are shown nothing.
         let labels = family.images().map_or(FrameLabels::Positions, |images| images.clips.labels);
@@ -254,7 +289,35 @@ impl Clip {
                 let line = |step| if step == 0 { "" } else { "\n" };
                 steps.map(|step| run(format!("{}Frame{}: ", line(step), step + 1))).collect()
             }
+            FrameLabels::Timestamps => {
+                let mut runs: Vec<ImageTokenRun> =
+                    steps.map(|step| run(format!("\nFrame from {}:", self.clock(step)))).collect();
+                if let Some(first) = runs.first_mut() {
+                    first.lead.insert_str(0, &self.introduction());
+                }
+                if let Some(last) = runs.last_mut() {
+                    last.tail = "\n\n".to_owned();
+                }
+                runs
+            }
         }
+    }
+
+    /// What SmolVLM2 is told before the frames.
+    fn introduction(&self) -> String {
+        let frames = in_words(self.frames);
+        let seconds = (self.frames as f64 / self.fps) as u64;
+        let [hours, minutes, seconds] = [seconds / 3600, seconds / 60 % 60, seconds % 60];
+        format!(
+            "You are provided the following series of {frames} frames from a {hours}:{minutes:02}:{seconds:02} [H:MM:SS] video.\n"
+        )
+    }
+
+    /// Minutes and seconds at which a frame is shown.
+    fn clock(&self, frame: usize) -> String {
+        let known = self.times_s.get(frame).copied();
+        let seconds = known.unwrap_or(frame as f64 / self.fps) as u64;
+        format!("{:02}:{:02}", seconds / 60, seconds % 60)
     }
 
     /// Half-way between the first and the last frame of a step, the clip's last frame repeated.
@@ -283,6 +346,43 @@ impl Clip {
     }
 }
 
+/// A count below a thousand in words, as the Python package `num2words` writes it.
+fn in_words(count: usize) -> String {
+    const ONES: [&str; 20] = [
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+        "thirteen",
+        "fourteen",
+        "fifteen",
+        "sixteen",
+        "seventeen",
+        "eighteen",
+        "nineteen",
+    ];
+    const TENS: [&str; 10] =
+        ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
+    match (count, count % 10, count % 100) {
+        (..20, ..) => ONES[count].to_owned(),
+        (..100, 0, _) => TENS[count / 10].to_owned(),
+        (..100, ones, _) => format!("{}-{}", TENS[count / 10], ONES[ones]),
+        (..1000, _, 0) => format!("{} hundred", ONES[count / 100]),
+        (..1000, _, rest) => format!("{} hundred and {}", ONES[count / 100], in_words(rest)),
+        // No clip has so many frames.
+        _ => count.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,7 +391,7 @@ mod tests {
 
     #[track_caller]
     fn check(clip: Clip, family: ModelFamily, leads: &[&str], tokens: usize) {
-        let runs = clip.runs(family);
+        let runs = clip.runs(family, "");
         assert_eq!(runs.iter().map(|run| &run.lead[..]).collect::<Vec<_>>(), leads);
         assert!(runs.iter().all(|run| run.tokens == tokens));
     }
@@ -306,6 +406,21 @@ mod tests {
         check(film, ModelFamily::QWEN3_VL, &["<0.5 seconds>", "<2.6 seconds>", "<4.3 seconds>"], 7);
         let tiles = Clip { depth: 1, frames: 2, ..CLIP };
         check(tiles, ModelFamily::INTERNVL3, &["Frame1: ", "\nFrame2: "], 7);
+    }
+
+    #[test]
+    fn counts_are_written_in_words() {
+        for (count, words) in [
+            (1, "one"),
+            (13, "thirteen"),
+            (20, "twenty"),
+            (64, "sixty-four"),
+            (100, "one hundred"),
+            (101, "one hundred and one"),
+            (768, "seven hundred and sixty-eight"),
+        ] {
+            assert_eq!(in_words(count), words);
+        }
     }
 
     #[test]

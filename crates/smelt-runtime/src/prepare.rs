@@ -302,7 +302,8 @@ impl Text {
         const ENDS: usize = 8;
         let words = self.spec.image_tokens.as_ref();
         let marks = words.map_or(0, |words| words.start.len() + words.end.len());
-        let cost = |run: &ImageTokenRun| run.tokens + run.lead.len() + marks;
+        let texts = |run: &ImageTokenRun| run.lead.len() + run.label.len() + run.tail.len();
+        let cost = |run: &ImageTokenRun| run.tokens + texts(run) + marks;
         let shown: usize = wished.iter().flat_map(|media_plan| &media_plan.runs).map(cost).sum();
         let answer = question.answer_max.unwrap_or(fit::ANSWER_USUAL);
         (rendered.len() + ENDS + shown).saturating_add(answer) <= self.max_seq_len

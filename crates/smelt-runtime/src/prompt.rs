@@ -400,19 +400,25 @@ pub fn check(
     }
 }
 
-/// Image tokens that follow one another.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Image tokens that follow one another, between the tokens before and after a picture.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageTokenRun {
-    /// The text before them.
+    /// The text before all of it.
     pub lead: String,
+    /// The word between the token before a picture and its image tokens.
+    pub label: String,
     /// How many they are.
     pub tokens: usize,
+    /// Whether no token after a picture ends it: more of the same picture follows.
+    pub is_open: bool,
+    /// The text behind all of it.
+    pub tail: String,
 }
 
 impl ImageTokenRun {
     /// Image tokens with nothing before them.
     pub fn bare(tokens: usize) -> Self {
-        Self { lead: String::new(), tokens }
+        Self { tokens, ..Self::default() }
     }
 }
 
@@ -439,11 +445,13 @@ pub fn expand(
     let mut pieces = marked.split(MARK);
     let mut text = pieces.next().unwrap_or_default().to_owned();
     for (piece, runs) in pieces.zip(shown) {
-        for ImageTokenRun { lead, tokens: count } in runs {
-            text += lead;
-            text += start;
-            text += &tokens.image.repeat(*count);
-            text += end;
+        for run in runs {
+            text.extend([&run.lead, start, &run.label].map(String::as_str));
+            text += &tokens.image.repeat(run.tokens);
+            if !run.is_open {
+                text += end;
+            }
+            text += &run.tail;
         }
         text += piece;
     }
@@ -549,12 +557,30 @@ mod tests {
 
     #[test]
     fn what_a_template_writes_for_a_picture_is_a_place_too() {
-        let runs = |lead: &str, tokens| ImageTokenRun { lead: lead.to_owned(), tokens };
+        let runs = |lead: &str, tokens| ImageTokenRun {
+            lead: lead.to_owned(),
+            ..ImageTokenRun::bare(tokens)
+        };
         let shown = [vec![runs("", 2)], vec![runs("<0.5 s>", 1), runs("<1.5 s>", 1)]];
         let text = expand("a<img><C></img>b<img><V></img>c", &tokens(), &shown).unwrap();
         assert_eq!(text, "a<img><C><C></img>b<0.5 s><img><C></img><1.5 s><img><C></img>c");
         let text = expand("<C>\n<V>", &tokens(), &[shown[0].clone(), shown[0].clone()]).unwrap();
         assert_eq!(text, "<img><C><C></img>\n<img><C><C></img>");
+    }
+
+    #[test]
+    fn parts_of_a_picture_have_words_of_their_own() {
+        let run = |lead: &str, label: &str, is_open| ImageTokenRun {
+            lead: lead.to_owned(),
+            label: label.to_owned(),
+            is_open,
+            ..ImageTokenRun::bare(2)
+        };
+        let all = [run("", "<1>", true), run("\n", "<2>", true), run("\n\n", "<all>", false)];
+        let text = expand("a<C>b", &tokens(), &[all.to_vec()]).unwrap();
+        assert_eq!(text, "a<img><1><C><C>\n<img><2><C><C>\n\n<img><all><C><C></img>b");
+        let tail = ImageTokenRun { tail: "\n\n".to_owned(), ..ImageTokenRun::bare(1) };
+        assert_eq!(expand("<V>b", &tokens(), &[vec![tail]]).unwrap(), "<img><C></img>\n\nb");
     }
 
     #[test]

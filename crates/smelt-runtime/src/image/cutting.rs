@@ -3,11 +3,12 @@
 //! This is what a deployment keeps of both.  Knows nothing of engines or of single pictures.
 
 use serde::{Deserialize, Serialize};
-use smelt_family::{ClipLimits, CutFacts, ImageFacts, ModelFamily, TowerInput};
+use smelt_family::{ClipLimits, CutFacts, ImageFacts, ModelFamily, SplitFacts, TowerInput};
 
 use super::patches::{ClipPixels, Patching};
 use super::preprocessor_config::PreprocessorConfig;
 use super::scale::Scale;
+use super::split::Splitting;
 use super::tiles::Tiling;
 
 /// How a family's pictures are cut.
@@ -18,6 +19,8 @@ pub enum Cutting {
     Tiles(Tiling),
     /// Into patches of a grid of any shape: Qwen-VL.
     Patches(Patching),
+    /// Into square tiles by the longest edge: SmolVLM.
+    Split(Splitting),
 }
 
 impl Cutting {
@@ -53,6 +56,10 @@ impl Cutting {
                     scale,
                 }))
             }
+            (CutFacts::Split(facts), TowerInput::Tile { side }) => {
+                let scale = scale(images, pictures);
+                Some(Self::Split(splitting(facts, side, pictures, scale)))
+            }
             _ => None,
         }
     }
@@ -62,6 +69,7 @@ impl Cutting {
         match self {
             Self::Tiles(tiling) => tiling.fault(),
             Self::Patches(patching) => patching.fault(),
+            Self::Split(splitting) => splitting.fault(),
         }
     }
 
@@ -72,6 +80,7 @@ impl Cutting {
             (self, cut),
             (Self::Tiles(_), Some(CutFacts::Tiles))
                 | (Self::Patches(_), Some(CutFacts::Patches { .. }))
+                | (Self::Split(_), Some(CutFacts::Split(_)))
         )
     }
 
@@ -83,9 +92,24 @@ impl Cutting {
                 tiling.max_tiles = tiling.max_tiles.max(tiles);
                 true
             }
+            // The longest edge says how many there are, and a wish for fewer is kept to.
+            Self::Split(_) => true,
             Self::Patches(_) => false,
         }
     }
+}
+
+/// How pictures are split for tiles of `side` pixels.
+fn splitting(
+    facts: SplitFacts,
+    side: usize,
+    pictures: &PreprocessorConfig,
+    scale: Scale,
+) -> Splitting {
+    let said = pictures.longest_edge.map(|edge| edge.div_ceil(side.max(1)));
+    let along = if pictures.splits == Some(false) { 1 } else { said.unwrap_or(facts.along) };
+    let (tile, whole) = (facts.tile.to_owned(), facts.whole.to_owned());
+    Splitting { image_size: side, along, tile, whole, scale }
 }
 
 /// Fewest and most pixels.

@@ -1,6 +1,7 @@
 //! Chooses which frames of a film are looked at, as each family's own processor does.
 //!
-//! Qwen2.5-VL: `qwen-vl-utils`.  Qwen3-VL and InternVL: their video processors in transformers.  Knows nothing of files.
+//! Qwen2.5-VL: `qwen-vl-utils`.  Qwen3-VL, InternVL and SmolVLM2: their video processors in transformers.  Knows
+//! nothing of files.
 
 use smelt_family::{FrameChoice, ModelFamily};
 
@@ -10,6 +11,13 @@ const FPS_QWEN: f64 = 2.0;
 const FRAMES_MIN_QWEN: usize = 4;
 /// Frames that Qwen2.5-VL sees as one step.
 const STEP_QWEN: usize = 2;
+
+/// Frames of a second that SmolVLM2 looks at.
+const FPS_SMOL: f64 = 1.0;
+/// The most that it looks at.
+const FRAMES_MAX_SMOL: usize = 64;
+/// Seconds that it leaves out at both ends of long films.
+const SKIPPED_S_SMOL: f64 = 1.0;
 
 /// A film in numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,7 +62,31 @@ pub fn chosen(family: ModelFamily, reel: Reel, wanted: Wanted) -> Vec<usize> {
             };
             ends_f32(reel.frames, in_steps(frames.clamp(1, most)))
         }
+        FrameChoice::Inside => inside(reel, wanted),
     }
+}
+
+/// From the first to the last, but of long films without the first and last second, as
+/// `SmolVLMVideoProcessor.sample_frames` of transformers; no more frames than seconds, if one of a second is looked at.
+fn inside(reel: Reel, wanted: Wanted) -> Vec<usize> {
+    let (fps, seconds) = (wanted.fps.unwrap_or(FPS_SMOL), reel.frames as f64 / reel.fps);
+    let most = wanted.frames.unwrap_or(FRAMES_MAX_SMOL).min(wanted.frames_max);
+    let frames = ((fps * seconds).round_ties_even() as usize).min(most).max(1);
+    let last = reel.frames as f64 - 1.0;
+    let is_long = seconds - 2.0 * SKIPPED_S_SMOL > most as f64 * fps;
+    let (start, end) = match is_long {
+        true => {
+            let skipped = SKIPPED_S_SMOL * reel.fps;
+            (skipped.trunc(), (reel.frames as f64 - skipped).trunc().min(last))
+        }
+        false => (0.0, last),
+    };
+    let [start, end] = if start < end { [start, end] } else { [0.0, last] };
+    let step = (end - start) / (frames.max(2) - 1) as f64;
+    let at = |i: usize| if i > 0 && i + 1 == frames { end } else { i as f64 * step + start };
+    let mut chosen: Vec<usize> = (0..frames).map(|i| at(i) as usize).collect();
+    chosen.dedup();
+    chosen
 }
 
 /// Whole steps, if there is one.

@@ -11,6 +11,7 @@ use super::cutting::Cutting;
 use super::patches::{Patching, Size, TooLong};
 use super::resample::resize;
 use super::route::{self, By, Router};
+use super::split::Splitting;
 use super::tiles::{Mosaic, Tiling, tiles};
 use super::view::{View, VisionInput};
 
@@ -107,13 +108,17 @@ impl ImageProcessor {
         }
         let sizes = || self.grids.iter().map(|grid| grid.size);
         match &self.cutting {
-            Cutting::Tiles(tiling) => {
-                let side = tiling.image_size;
+            Cutting::Split(_) if self.grids.len() > 1 => {
+                let engines = self.grids.len();
+                Some(format!("pictures are split for one vision engine, but there are {engines}"))
+            }
+            Cutting::Tiles(Tiling { image_size: side, .. })
+            | Cutting::Split(Splitting { image_size: side, .. }) => {
                 if let Some(size) = sizes().find(|size| size.height != size.width) {
                     return Some(format!("tiles are square, but an engine takes {size}"));
                 }
                 let largest = sizes().map(|size| size.height).max().unwrap_or_default();
-                (largest != side)
+                (largest != *side)
                     .then(|| format!("image_size is {side}, but the vision engine takes {largest}"))
             }
             Cutting::Patches(patching) => {
@@ -140,6 +145,9 @@ impl ImageProcessor {
     ) -> Result<ImagePlan, E> {
         match &self.cutting {
             Cutting::Tiles(tiling) => self.plan_tiles(picture, tiling, image_options, score),
+            Cutting::Split(splitting) => {
+                Ok(self.plan_split(picture.size(), splitting, image_options))
+            }
             Cutting::Patches(patching) => {
                 let patching =
                     patching.with_limits(image_options.pixels_min, image_options.pixels_max);
@@ -170,6 +178,9 @@ impl ImageProcessor {
                 let mosaic = Mosaic::closest(size.width, size.height, &tiling);
                 Ok(self.of_tiles(mosaic.with_thumbnail(&tiling)))
             }
+            Cutting::Split(splitting) => {
+                Ok(self.tokens(&self.plan_split(size, splitting, image_options)))
+            }
             Cutting::Patches(patching) => {
                 let patching =
                     patching.with_limits(image_options.pixels_min, image_options.pixels_max);
@@ -186,6 +197,13 @@ impl ImageProcessor {
                 let tiling = tiling.with_most(image_options.tiles_max);
                 let all = Mosaic { columns: tiling.max_tiles, rows: 1 };
                 self.of_tiles(all.with_thumbnail(&tiling))
+            }
+            Cutting::Split(splitting) => {
+                let Splitting { image_size: side, along, .. } = *splitting;
+                let shapes =
+                    (1..=along).map(|rows| Size { height: rows * side, width: along * side });
+                let tokens = |size| self.tokens(&self.plan_split(size, splitting, image_options));
+                shapes.map(tokens).max().unwrap_or_default()
             }
             Cutting::Patches(_) => self.grids.last().map_or(0, |grid| grid.tokens),
         }
@@ -213,7 +231,11 @@ impl ImageProcessor {
     pub fn view(&self, picture: &Image, plan: &ImagePlan) -> View {
         let parts = match plan {
             ImagePlan::Tiles { mosaic, side, grids } => {
-                let tiles = tiles(picture, *mosaic, *side, grids.len()).into_iter().zip(grids);
+                let tiles = match &self.cutting {
+                    Cutting::Split(splitting) => splitting.tiles(picture, *mosaic),
+                    _ => tiles(picture, *mosaic, *side, grids.len()),
+                };
+                let tiles = tiles.into_iter().zip(grids);
                 tiles.map(|(tile, grid)| self.part(tile, *side, *grid)).collect()
             }
             ImagePlan::Whole { grid } => vec![self.whole(&[picture], *grid)],
@@ -248,6 +270,9 @@ impl ImageProcessor {
                 self.smaller_grids(image_options, *grid, |image_options| {
                     self.nearest(target, image_options)
                 })
+            }
+            (Cutting::Split(splitting), ImagePlan::Tiles { mosaic, .. }) => {
+                self.fewer_along((size, splitting), image_options, *mosaic)
             }
             // Who wants little detail has the least.
             _ => Vec::new(),
@@ -331,6 +356,7 @@ impl ImageProcessor {
         image_options: &ImageOptions,
     ) -> Result<usize, TooLong> {
         match &self.cutting {
+            Cutting::Split(_) => Ok(0),
             Cutting::Tiles(_) if image_options.detail == Detail::Low => Ok(0),
             Cutting::Tiles(_) => Ok(self.allowed(image_options) - 1),
             Cutting::Patches(patching) => {
@@ -343,9 +369,55 @@ impl ImageProcessor {
     /// Frames of a clip that become one view.
     pub fn frames(&self) -> usize {
         match &self.cutting {
-            Cutting::Tiles(_) => 1,
+            Cutting::Tiles(_) | Cutting::Split(_) => 1,
             Cutting::Patches(patching) => patching.frames,
         }
+    }
+
+    /// As many tiles along the longest edge as the wish and the budget leave; the whole picture alone if that is one.
+    fn plan_split(
+        &self,
+        size: Size,
+        splitting: &Splitting,
+        image_options: &ImageOptions,
+    ) -> ImagePlan {
+        let each = self.grids[0].tokens;
+        let tokens_max = self.router.as_ref().and_then(|router| router.tokens_max);
+        let budget = image_options.tokens_max.into_iter().chain(tokens_max).min();
+        let fits = |mosaic: &Mosaic| {
+            let tokens = (mosaic.tiles() + 1) * each;
+            image_options.tiles_max.is_none_or(|most| mosaic.tiles() <= most)
+                && budget.is_none_or(|budget| tokens <= budget)
+        };
+        let wanted = if image_options.detail == Detail::Low { 1 } else { splitting.along };
+        let mosaics = (2..=wanted).rev().map(|along| splitting.mosaic(size, along));
+        match mosaics.into_iter().find(fits) {
+            Some(mosaic) => {
+                let grids = vec![0; mosaic.tiles() + 1];
+                ImagePlan::Tiles { mosaic, side: splitting.image_size, grids }
+            }
+            None => ImagePlan::Whole { grid: 0 },
+        }
+    }
+
+    /// Fewer and fewer tiles along the longest edge, down to the whole picture alone.
+    fn fewer_along(
+        &self,
+        (size, splitting): (Size, &Splitting),
+        image_options: &ImageOptions,
+        mosaic: Mosaic,
+    ) -> Vec<(ImageOptions, usize)> {
+        let (mut ways, mut tiles) = (Vec::new(), mosaic.tiles());
+        for along in (1..mosaic.columns.max(mosaic.rows)).rev() {
+            let fewer = splitting.mosaic(size, along).tiles();
+            if fewer < tiles {
+                tiles = fewer;
+                let image_options = ImageOptions { tiles_max: Some(tiles), ..*image_options };
+                let plan = self.plan_split(size, splitting, &image_options);
+                ways.push((image_options, self.tokens(&plan)));
+            }
+        }
+        ways
     }
 
     fn plan_tiles<E>(
@@ -413,9 +485,10 @@ impl ImageProcessor {
 
     fn whole(&self, frames: &[&Image], grid: usize) -> VisionInput {
         let Size { height, width } = self.grids[grid].size;
-        VisionInput {
-            grid,
-            frames: frames.iter().map(|frame| resize(frame, width, height)).collect(),
-        }
+        let seen = |frame: &&Image| match &self.cutting {
+            Cutting::Split(splitting) => splitting.whole(frame),
+            _ => resize(frame, width, height),
+        };
+        VisionInput { grid, frames: frames.iter().map(seen).collect() }
     }
 }

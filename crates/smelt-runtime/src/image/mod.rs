@@ -18,6 +18,7 @@ mod preprocessor_config;
 mod resample;
 pub mod route;
 mod scale;
+mod split;
 mod tiles;
 mod view;
 
@@ -33,5 +34,6 @@ pub use preprocessor_config::{PROCESSOR_FILE, PreprocessorConfig, Read};
 pub(crate) use resample::resize;
 pub use route::{By, Router};
 pub use scale::Scale;
+pub use split::Splitting;
 pub use tiles::{Mosaic, Tiling, tiles};
 pub use view::{View, VisionInput};

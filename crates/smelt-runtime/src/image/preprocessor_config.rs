@@ -29,6 +29,10 @@ pub struct PreprocessorConfig {
     pub min_pixels: Option<usize>,
     /// Most pixels of a picture.
     pub max_pixels: Option<usize>,
+    /// Pixels of the longest edge; processors of patches mean those of the whole picture by the same name.
+    pub longest_edge: Option<usize>,
+    /// Whether pictures are split into tiles, of processors that split some.
+    pub splits: Option<bool>,
     /// From bytes to what the model reads.
     pub scale: Option<Scale>,
 }
@@ -39,6 +43,7 @@ struct Fields {
     min_pixels: Option<usize>,
     max_pixels: Option<usize>,
     size: Option<Value>,
+    do_image_splitting: Option<bool>,
     image_mean: Option<[f32; 3]>,
     image_std: Option<[f32; 3]>,
 }
@@ -78,6 +83,8 @@ impl PreprocessorConfig {
         Ok(Self {
             min_pixels: fields.min_pixels.or_else(|| edge("shortest_edge")),
             max_pixels: fields.max_pixels.or_else(|| edge("longest_edge")),
+            longest_edge: edge("longest_edge"),
+            splits: fields.do_image_splitting,
             scale: scale.map(|(mean, std)| Scale { mean, std }),
         })
     }
@@ -142,9 +149,15 @@ mod tests {
             min_pixels: Some(min),
             max_pixels: Some(max),
             scale: Some(scale),
+            ..PreprocessorConfig::default()
         };
         assert_eq!(read(old), Ok(processor(3136, 12_845_056, Scale::CLIP)));
-        assert_eq!(read(new), Ok(processor(65_536, 16_777_216, Scale::HALVES)));
+        let longest_edge = Some(16_777_216);
+        let limits = processor(65_536, 16_777_216, Scale::HALVES);
+        assert_eq!(read(new), Ok(PreprocessorConfig { longest_edge, ..limits }));
+        let split = read(r#"{"size": {"longest_edge": 2048}, "do_image_splitting": false}"#);
+        let PreprocessorConfig { longest_edge, splits, .. } = split.unwrap();
+        assert_eq!((longest_edge, splits), (Some(2048), Some(false)));
         assert_eq!(read(r#"{"size": 448}"#), Ok(PreprocessorConfig::default()));
     }
 

@@ -1,6 +1,6 @@
-//! Resizes RGB pixels with Pillow's bicubic filter, to the bit.
+//! Resizes RGB pixels with Pillow's bicubic and Lanczos filters, to the bit.
 //!
-//! The models were trained behind Pillow's `Image.resize`: a cubic with a = -0.5 that widens when
+//! The models were trained behind Pillow's `Image.resize`: a filter that widens when
 //! it shrinks, weights in 22-bit fixed point, rows first, each pass rounded to bytes (libImaging,
 //! `Resample.c`).  Knows nothing of tiles.
 
@@ -9,16 +9,45 @@ use super::Image;
 /// Fraction bits of a weight: 32 less the 8 of a sample and 2 for overshoot.
 const PRECISION_BITS: u32 = 32 - 8 - 2;
 
-/// Half the filter's width in source pixels when it does not shrink.
-const SUPPORT: f64 = 2.0;
+/// How source pixels mix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Filter {
+    /// A cubic with a = -0.5.
+    Bicubic,
+    /// A sinc, cut off by a wider one.
+    Lanczos,
+}
+
+impl Filter {
+    /// Half its width in source pixels when it does not shrink.
+    fn support(self) -> f64 {
+        match self {
+            Self::Bicubic => 2.0,
+            Self::Lanczos => 3.0,
+        }
+    }
+
+    /// Its value at a distance.
+    fn at(self, x: f64) -> f64 {
+        match self {
+            Self::Bicubic => cubic(x),
+            Self::Lanczos => lanczos(x),
+        }
+    }
+}
 
 /// Bytes of a pixel.
 const CHANNELS: usize = 3;
 
-/// `picture` as `width` by `height` RGB pixels.
+/// `picture` as `width` by `height` RGB pixels, by the bicubic filter.
 pub(crate) fn resize(picture: &Image, width: usize, height: usize) -> Vec<u8> {
-    let (columns, rows) =
-        (Weights::new(picture.width(), width), Weights::new(picture.height(), height));
+    resize_by(Filter::Bicubic, picture, width, height)
+}
+
+/// `picture` as `width` by `height` RGB pixels.
+pub(crate) fn resize_by(filter: Filter, picture: &Image, width: usize, height: usize) -> Vec<u8> {
+    let weights = |source, target| Weights::new(filter, source, target);
+    let (columns, rows) = (weights(picture.width(), width), weights(picture.height(), height));
     let rgb = picture.rgb();
     match (columns.keeps_size(), rows.keeps_size()) {
         (true, true) => rgb.to_vec(),
@@ -41,11 +70,12 @@ struct Span {
 }
 
 impl Weights {
-    fn new(source: usize, target: usize) -> Self {
+    fn new(filter: Filter, source: usize, target: usize) -> Self {
         let scale = source as f64 / target as f64;
         // A shrinking filter covers all source samples it replaces.
         let widened = scale.max(1.0);
-        let spans = (0..target).map(|index| Span::new(source, index, scale, widened)).collect();
+        let span = |index| Span::new(filter, source, index, [scale, widened]);
+        let spans = (0..target).map(span).collect();
         Self { source, spans }
     }
 
@@ -55,14 +85,14 @@ impl Weights {
 }
 
 impl Span {
-    fn new(source: usize, index: usize, scale: f64, widened: f64) -> Self {
+    fn new(filter: Filter, source: usize, index: usize, [scale, widened]: [f64; 2]) -> Self {
         let center = (index as f64 + 0.5) * scale;
-        let support = SUPPORT * widened;
+        let support = filter.support() * widened;
         // `as` truncates towards zero and saturates at zero, as the C code's cast and clamp do.
         let first = (center - support + 0.5) as usize;
         let end = ((center + support + 0.5) as usize).min(source);
         let narrowed = widened.recip();
-        let at = |x: usize| cubic((x as f64 - center + 0.5) * narrowed);
+        let at = |x: usize| filter.at((x as f64 - center + 0.5) * narrowed);
         let weights: Vec<f64> = (first..end).map(at).collect();
         let sum: f64 = weights.iter().sum();
         Self { first, weights: weights.iter().map(|weight| fixed(weight / sum)).collect() }
@@ -80,6 +110,19 @@ fn cubic(x: f64) -> f64 {
     } else {
         0.0
     }
+}
+
+/// The sinc that ends at a distance of 3.
+fn lanczos(x: f64) -> f64 {
+    if (-3.0..3.0).contains(&x) { sinc(x) * sinc(x / 3.0) } else { 0.0 }
+}
+
+fn sinc(x: f64) -> f64 {
+    if x == 0.0 {
+        return 1.0;
+    }
+    let x = x * std::f64::consts::PI;
+    x.sin() / x
 }
 
 /// Rounds half away from zero.
@@ -160,10 +203,12 @@ mod tests {
     #[test]
     fn weights_sum_to_one_within_rounding() {
         for (source, target) in [(7, 3), (3, 7), (1000, 448), (448, 1000), (1, 5), (5, 1)] {
-            for span in Weights::new(source, target).spans {
-                let sum: i32 = span.weights.iter().sum();
-                assert!((sum - (1 << PRECISION_BITS)).abs() <= span.weights.len() as i32);
-                assert!(span.first + span.weights.len() <= source);
+            for filter in [Filter::Bicubic, Filter::Lanczos] {
+                for span in Weights::new(filter, source, target).spans {
+                    let sum: i32 = span.weights.iter().sum();
+                    assert!((sum - (1 << PRECISION_BITS)).abs() <= span.weights.len() as i32);
+                    assert!(span.first + span.weights.len() <= source);
+                }
             }
         }
     }

@@ -4,6 +4,8 @@
 
 use super::cutting::Cutting;
 use super::patches::Size;
+use super::split::Splitting;
+use super::tiles::Tiling;
 use crate::identity::{Identity, Naming, within};
 
 /// What one run of a vision engine takes.
@@ -20,10 +22,10 @@ impl VisionInput {
     /// `[patches, values]`.
     pub fn numbers(&self, cutting: &Cutting, size: Size) -> Vec<f32> {
         match cutting {
-            Cutting::Tiles(tiling) => {
+            Cutting::Tiles(Tiling { scale, .. }) | Cutting::Split(Splitting { scale, .. }) => {
                 let mut numbers = Vec::with_capacity(size.pixels() * 3);
                 let tile = self.frames.first().map_or(&[][..], Vec::as_slice);
-                tiling.scale.planes(tile, &mut numbers);
+                scale.planes(tile, &mut numbers);
                 numbers
             }
             Cutting::Patches(patching) => {
