@@ -118,13 +118,22 @@ pub(crate) struct Words {
 impl Words {
     /// Those of an InternVL model.
     pub(crate) const fn internvl(vocab: usize) -> Self {
-        Self { vocab, special: &SPECIAL, template: INTERNVL_TEMPLATE }
+        Self::of(vocab, &SPECIAL, INTERNVL_TEMPLATE)
     }
 
     /// Those of a Qwen-VL model.
     pub(crate) const fn qwen_vl(vocab: usize) -> Self {
         let (special, _) = SPECIAL.split_at(QWEN_SPECIAL);
-        Self { vocab, special, template: QWEN_VL_TEMPLATE }
+        Self::of(vocab, special, QWEN_VL_TEMPLATE)
+    }
+
+    /// Those of a model with special tokens and a template of its own.
+    pub(crate) const fn of(
+        vocab: usize,
+        special: &'static [(&'static str, bool)],
+        template: &'static str,
+    ) -> Self {
+        Self { vocab, special, template }
     }
 
     /// The id of a special token.
