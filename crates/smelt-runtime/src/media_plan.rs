@@ -108,15 +108,17 @@ impl<'a> MediaPlan<'a> {
     pub fn ways(&self, text: &Text) -> Result<Vec<Way>, PrepareError> {
         let (image_processor, image_options, size) =
             (text.seeing()?, &self.look.image_options, self.frames[0].size());
-        let around = self.around(text)?;
+        let around = Around::of(text, &self.runs)?;
         let mut ways = vec![Way { look: self.look, cost: self.tokens() + around.sum }];
         let (Some(_), ImagePlan::Whole { grid }) = (self.fps, &self.plan) else {
-            let lower = image_processor.lower(size, image_options, &self.plan).into_iter();
-            let way = |(image_options, tokens)| Way {
-                look: Look { image_options, ..self.look },
-                cost: tokens + around.sum,
-            };
-            ways.extend(lower.map(way));
+            for (image_options, tokens) in image_processor.lower(size, image_options, &self.plan) {
+                let cost = match &image_processor.cutting {
+                    // Fewer tiles have fewer words.
+                    Cutting::Split(_) => self.split_cost(text, &image_options)?,
+                    Cutting::Tiles(_) | Cutting::Patches(_) => tokens + around.sum,
+                };
+                ways.push(Way { look: Look { image_options, ..self.look }, cost });
+            }
             return Ok(ways);
         };
         let (depth, frames) = (image_processor.frames(), self.frames.len());
@@ -142,20 +144,13 @@ impl<'a> MediaPlan<'a> {
         Ok(ways)
     }
 
-    /// Tokens around the image tokens: start, end and what is said before.
-    fn around(&self, text: &Text) -> Result<Around, PrepareError> {
-        let count = |words: &str| match words.is_empty() {
-            true => Ok(0),
-            false => text.tokenizer.encode(words).map(|tokens| tokens.len()),
-        };
-        let mut around = Around { sum: 0, one: 0 };
-        for run in &self.runs {
-            // Start and end are a token each.
-            let marks = 1 + usize::from(!run.is_open);
-            let one = count(&run.lead)? + count(&run.label)? + count(&run.tail)? + marks;
-            around = Around { sum: around.sum + one, one: around.one.max(one) };
-        }
-        Ok(around)
+    /// What a picture costs by other wishes, of a model whose tiles have words of their own.
+    fn split_cost(&self, text: &Text, image_options: &ImageOptions) -> Result<usize, PrepareError> {
+        let image_processor = text.seeing()?;
+        let no_scores = |_: By, _: &[Vec<u8>], _: usize| Ok::<_, PrepareError>(Vec::new());
+        let plan = image_processor.plan(self.frames[0], image_options, &no_scores)?;
+        let around = Around::of(text, &runs_of(image_processor, &plan))?;
+        Ok(image_processor.tokens(&plan) + around.sum)
     }
 
     /// The pixels that engines are given, in the order of the tokens.
@@ -177,6 +172,24 @@ impl<'a> MediaPlan<'a> {
 struct Around {
     sum: usize,
     one: usize,
+}
+
+impl Around {
+    /// Start, end, labels, and what is said before and behind.
+    fn of(text: &Text, runs: &[ImageTokenRun]) -> Result<Self, PrepareError> {
+        let count = |words: &str| match words.is_empty() {
+            true => Ok(0),
+            false => text.tokenizer.encode(words).map(|tokens| tokens.len()),
+        };
+        let mut around = Self { sum: 0, one: 0 };
+        for run in runs {
+            // Start and end are a token each.
+            let marks = 1 + usize::from(!run.is_open);
+            let one = count(&run.lead)? + count(&run.label)? + count(&run.tail)? + marks;
+            around = Self { sum: around.sum + one, one: around.one.max(one) };
+        }
+        Ok(around)
+    }
 }
 
 /// What is looked at of what is shown.
