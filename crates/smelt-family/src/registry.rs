@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::family::{
     ClipFacts, ClipLimits, CutFacts, Family, FrameChoice, FrameLabels, ImageFacts, ImageMarks,
-    Normalization,
+    Normalization, SplitFacts,
 };
 
 /// A family of models that speaks; some of them see.
@@ -19,8 +19,15 @@ pub struct ModelFamily(&'static Family);
 
 impl ModelFamily {
     /// Every family.
-    pub const ALL: [Self; 6] =
-        [Self::INTERNVL3, Self::QWEN2_5_VL, Self::QWEN3_VL, Self::QWEN2, Self::QWEN3, Self::LLAMA];
+    pub const ALL: [Self; 7] = [
+        Self::INTERNVL3,
+        Self::QWEN2_5_VL,
+        Self::QWEN3_VL,
+        Self::SMOLVLM,
+        Self::QWEN2,
+        Self::QWEN3,
+        Self::LLAMA,
+    ];
 
     /// InternVL3 and InternVL3.5: tiles, one position a token.
     pub const INTERNVL3: Self = Self(&Family {
@@ -63,6 +70,26 @@ impl ModelFamily {
             },
             normalization: Normalization::HALVES,
             clips: ClipFacts { frames: FrameChoice::Ends, labels: FrameLabels::Seconds },
+        }),
+    });
+
+    /// SmolVLM, SmolVLM2 and Idefics3: tiles by the longest edge, each behind a word of its own, one position a token.
+    pub const SMOLVLM: Self = Self(&Family {
+        name: "smolvlm",
+        images: Some(ImageFacts {
+            marks: ImageMarks {
+                start: "<fake_token_around_image>",
+                image: "<image>",
+                end: "<fake_token_around_image>",
+                video: Some("<video>"),
+            },
+            cut: CutFacts::Split(SplitFacts {
+                along: 4,
+                tile: "<row_{row}_col_{column}>",
+                whole: "<global-img>",
+            }),
+            normalization: Normalization::HALVES,
+            clips: ClipFacts { frames: FrameChoice::Inside, labels: FrameLabels::Timestamps },
         }),
     });
 

@@ -17,6 +17,7 @@ mod service;
 mod shapes;
 mod shapes_model;
 mod similarity;
+mod smolvlm;
 mod templates;
 mod thirty;
 mod tiny;

@@ -27,10 +27,10 @@ use tempfile::TempDir;
 const ANSWER: usize = 4;
 
 /// Pictures that are shown together, under a name.
-type Asked<'a> = (&'a str, Vec<&'a Image>);
+pub(crate) type Asked<'a> = (&'a str, Vec<&'a Image>);
 
 /// Asks about pictures in a context of so many tokens; gives how many of them were shown smaller.
-fn ask(deployed: &Path, context: Option<usize>, asked: &[Asked<'_>]) -> usize {
+pub(crate) fn ask(deployed: &Path, context: Option<usize>, asked: &[Asked<'_>]) -> usize {
     let kv = KvOptions { max_seq_len: context, ..KvOptions::default() };
     let mut deployment = Deployment::open_with(BACKENDS, deployed, kv).unwrap();
     let context = deployment.text.max_seq_len;
@@ -101,7 +101,7 @@ fn internvl(name: &str, [side, most]: [usize; 2], dir: &Path) -> PathBuf {
     dir.join("deployment")
 }
 
-fn decoded() -> Vec<(String, Image)> {
+pub(crate) fn decoded() -> Vec<(String, Image)> {
     let files = pictures();
     assert_eq!(files.len(), 30);
     let decode = |(name, bytes): (String, Vec<u8>)| match Image::decode(&bytes) {

@@ -105,6 +105,11 @@ fn every_pipeline_of_qwen_vl_answers_pictures_of_all_shapes() {
     check_tiny("qwen", 5);
 }
 
+#[test]
+fn every_pipeline_of_smolvlm_answers_pictures_of_all_shapes() {
+    check_tiny("smolvlm", 2);
+}
+
 /// `cargo xtask soak` asks for it.
 #[test]
 #[ignore = "hours, and up to 30 GB of disk"]

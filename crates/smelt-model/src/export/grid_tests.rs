@@ -100,6 +100,17 @@ fn the_large_intern_vit_is_that_of_transformers() {
 }
 
 #[test]
+fn smolvlms_tower_is_that_of_transformers_for_tiles_of_one_size() {
+    let golden = Golden::open("smolvlm-tiny");
+    for (dtype, bound) in [(Dtype::F32, F32), (Dtype::F16, F16), (Dtype::BF16, BF16)] {
+        let dir = export(&golden.checkpoint(), &[], dtype).unwrap();
+        check_graph(&golden, dir.path(), MODEL_FILE, "vision", bound);
+    }
+    let error = export(&golden.checkpoint(), &grids(&["32x32"]), Dtype::F32).unwrap_err();
+    assert_eq!(error.to_string(), "the tower takes tiles of 18x18 alone; leave \"grids\" out");
+}
+
+#[test]
 fn one_grid_makes_the_usual_file_and_several_share_their_weights() {
     let golden = Golden::open(QWEN25);
     let (checkpoint, all) = (golden.checkpoint(), golden_grids(&golden));

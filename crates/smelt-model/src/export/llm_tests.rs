@@ -114,7 +114,7 @@ fn prompts_and_steps_give_the_logits_and_caches_of_transformers() {
 
 #[test]
 fn embeddings_may_come_from_outside() {
-    for name in ["qwen2-tiny", "qwen2_5-tiny"] {
+    for name in ["qwen2-tiny", "qwen2_5-tiny", "smolvlm-tiny"] {
         check(name, Dtype::F32, LlmInput::Embeds, F32);
     }
 }

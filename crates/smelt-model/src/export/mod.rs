@@ -18,6 +18,7 @@ mod positions;
 pub mod probe;
 mod qwen2_5_vl;
 mod qwen3_vl;
+mod smolvlm;
 #[cfg(test)]
 mod tests;
 mod vision;
@@ -69,6 +70,12 @@ pub enum ExportError {
     NotSquare {
         /// The grid.
         grid: Grid,
+    },
+    /// The tower takes tiles of one size.
+    #[error("the tower takes tiles of {side}x{side} alone; leave \"grids\" out")]
+    OneSize {
+        /// Pixels on a side of a tile.
+        side: usize,
     },
     /// The list of grids cannot be written.
     #[error("cannot write {}: {source}", path.display())]
@@ -142,7 +149,7 @@ pub enum ExportError {
 /// Exports the vision tower of `checkpoint`, with what leads to the space of what follows, to
 /// `out_dir`.
 ///
-/// InternVL's model maps `pixel_values` [tiles, channels, side, side] to `image_embeds`
+/// InternVL's and SmolVLM's models map `pixel_values` [tiles, channels, side, side] to `image_embeds`
 /// [tiles, tokens, hidden]; CLIP's maps `pixel_values` [pictures, channels, height, width] to
 /// `image_embeds` [pictures, width] (`pooler_output` [pictures, hidden] without a projection) and
 /// `last_hidden_state` [pictures, 1 + patches, hidden].  Those of Qwen-VL are exported for a usual
@@ -169,8 +176,8 @@ pub fn vision(
 /// `grid-HEIGHTxWIDTH.onnx` each over one `model.onnx.data`; [`GRIDS_FILE`] lists them.
 ///
 /// # Errors
-/// Those of [`vision`], and [`ExportError::Grid`] or [`ExportError::NotSquare`] when the grids do
-/// not fit the tower.
+/// Those of [`vision`], and [`ExportError::Grid`], [`ExportError::NotSquare`] or [`ExportError::OneSize`] when
+/// the grids do not fit the tower.
 pub fn vision_on(
     checkpoint: &Checkpoint,
     grids: &[Grid],
@@ -208,6 +215,13 @@ pub fn vision_on(
             &|lattice, stream, weights| qwen3_vl::graph(tower, lattice, stream, weights),
             progress,
         ),
+        Vision::SmolVlm(tower) if grids.is_empty() => {
+            let weights = smolvlm::weights(model);
+            write(checkpoint, dtype, &weights, out_dir, progress, |element_type, weights| {
+                smolvlm::graph(tower, element_type, weights)
+            })
+        }
+        Vision::SmolVlm(tower) => Err(ExportError::OneSize { side: tower.image_size }),
         Vision::Clip(tower) => on_grids(
             &|lattice, stream, weights| clip::vision_graph(tower, lattice, stream, weights),
             progress,

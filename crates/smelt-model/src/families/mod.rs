@@ -23,6 +23,7 @@ pub mod internvl3;
 mod layout_tests;
 pub mod qwen2_5_vl;
 pub mod qwen3_vl;
+pub mod smolvlm;
 mod text;
 mod tower;
 
@@ -38,6 +39,8 @@ pub enum Vision {
     Qwen25(qwen2_5_vl::Tower),
     /// The tower of Qwen3-VL.
     Qwen3(qwen3_vl::Tower),
+    /// The tower of SmolVLM.
+    SmolVlm(smolvlm::Tower),
     /// CLIP's ViT with its projection, if it has one.
     Clip(clip::ClipVision),
 }
@@ -49,6 +52,7 @@ impl Vision {
             Self::InternVit(tower) => tower,
             Self::Qwen25(tower) => tower,
             Self::Qwen3(tower) => tower,
+            Self::SmolVlm(tower) => tower,
             Self::Clip(tower) => tower,
         }
     }
@@ -140,11 +144,12 @@ struct FamilyEntry {
     synthetic: &'static [synthetic::Size],
 }
 
-static ALL: [FamilyEntry; 7] = [
+static ALL: [FamilyEntry; 8] = [
     internvl3::ORIGINAL,
     internvl3::HF,
     qwen2_5_vl::FAMILY,
     qwen3_vl::FAMILY,
+    smolvlm::FAMILY,
     text::TEXT,
     bert::BERT,
     clip::CLIP,

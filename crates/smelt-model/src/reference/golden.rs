@@ -248,6 +248,28 @@ fn the_large_intern_vit_is_that_of_transformers() {
     check(&found, &floats("out", "image_embeds"));
 }
 
+#[test]
+fn smolvlms_tower_and_logits_are_those_of_transformers() {
+    let golden = crate::golden::Golden::open("smolvlm-tiny");
+    let floats = |case: &str, side: &str, name: &str| -> Vec<f32> {
+        let tensor = &golden.tensors(case, side)[name];
+        tensor.as_floats().unwrap().iter().map(|x| *x as f32).collect()
+    };
+    let ckpt = golden.checkpoint();
+    let pixels = floats("vision", "in", "pixel_values");
+    let embeds = vision_embeds(&ckpt, &pixels, 2).unwrap();
+    check(&embeds, &floats("vision", "out", "image_embeds"));
+    let one = &pixels[..pixels.len() / 2];
+    let seen = see(&ckpt, one, "18x18".parse().unwrap(), &mut |_| ()).unwrap();
+    assert_eq!((&seen.embeds[..], seen.deepstack.len()), (&embeds[..embeds.len() / 2], 0));
+    assert!(vision_embeds(&ckpt, &pixels[1..], 2).is_err());
+    let (token, tokens) = golden.prompt();
+    let image = Some(PromptEmbeds { token, embeds: &embeds });
+    let found = logits(&ckpt, &tokens, image, 0..tokens.len(), &mut |_| {}).unwrap();
+    check(&found, &floats("llm", "out", "logits"));
+    assert!(!vision_peaks(&ckpt, one).unwrap().is_empty());
+}
+
 /// Every picture of a Qwen-VL golden, windows whole and cut short.
 #[track_caller]
 fn check_tower(name: &str, blocks: usize) {

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::grid::{Grid, GridError};
+use crate::model::Vision;
 use crate::position_ids::PositionId;
 
 pub mod compare;
@@ -21,6 +22,7 @@ pub(crate) mod matmul;
 mod patches;
 mod peaks;
 mod pointwise;
+mod smolvlm;
 mod stream;
 mod threads;
 mod vision;
@@ -183,8 +185,13 @@ fn tiles_seen(
     tiles: usize,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {
-    // Others take no tiles, which this one's says.
-    vision::embeds_of(stream, pixels, tiles, progress)
+    match &stream.ckpt.model().vision {
+        Some(Vision::SmolVlm(tower)) => {
+            smolvlm::embeds_of(stream, tower, (pixels, tiles), progress)
+        }
+        // Others take no tiles, which this one's says.
+        _ => vision::embeds_of(stream, pixels, tiles, progress),
+    }
 }
 
 /// What a tower says of a picture or tile.
