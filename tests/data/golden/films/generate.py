@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from qwen_vl_utils.vision_process import smart_nframes
 from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
+from transformers.models.smolvlm.video_processing_smolvlm import SmolVLMVideoProcessor
 from transformers.video_utils import VideoMetadata
 import torch
 
@@ -36,8 +37,15 @@ def internvl3(frames, fps, wanted_fps, wanted_frames, frames_max):
     return InternVLVideoProcessor.sample_frames(of, metadata(frames, fps), num_frames=wanted_frames, fps=wanted_fps)
 
 
+def smolvlm(frames, fps, wanted_fps, wanted_frames, frames_max):
+    of = SimpleNamespace(num_frames=min(64, frames_max), fps=1)
+    seen = VideoMetadata(total_num_frames=frames, fps=fps, duration=frames / fps)
+    wanted = min(wanted_frames, frames_max) if wanted_frames else None
+    return SmolVLMVideoProcessor.sample_frames(of, seen, num_frames=wanted, fps=wanted_fps)
+
+
 cases = []
-for family in [qwen2_5_vl, qwen3_vl, internvl3]:
+for family in [qwen2_5_vl, qwen3_vl, internvl3, smolvlm]:
     for frames, fps in FILMS:
         for wanted_fps, wanted_frames in WANTED:
             for frames_max in [32, 768]:
