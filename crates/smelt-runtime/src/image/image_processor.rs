@@ -390,8 +390,8 @@ impl ImageProcessor {
                 && budget.is_none_or(|budget| tokens <= budget)
         };
         let wanted = if image_options.detail == Detail::Low { 1 } else { splitting.along };
-        let mosaics = (2..=wanted).rev().map(|along| splitting.mosaic(size, along));
-        match mosaics.into_iter().find(fits) {
+        let mut mosaics = (2..=wanted).rev().map(|along| splitting.mosaic(size, along));
+        match mosaics.find(fits) {
             Some(mosaic) => {
                 let grids = vec![0; mosaic.tiles() + 1];
                 ImagePlan::Tiles { mosaic, side: splitting.image_size, grids }
