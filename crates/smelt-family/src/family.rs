@@ -120,8 +120,10 @@ pub enum FrameChoice {
 /// How the frames of a clip are told apart in prompts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameLabels {
-    /// By positions alone.
+    /// By positions alone, which count on with the seconds between them.
     Positions,
+    /// By positions alone, one a step whatever the seconds between them: Qwen2-VL.
+    Steps,
     /// By the seconds before each step.
     Seconds,
     /// By numbers before each frame.

@@ -91,7 +91,11 @@ impl<'a> MediaPlan<'a> {
         let clip = Clip { frames: frames.len(), depth, fps, tokens, times_s };
         let runs = clip.runs(text.spec.family, whole_word(image_processor));
         let lattice = lattice(image_processor, &plan);
-        let lattices = lattice.map(|lattice| clip.lattices(lattice, text.spec.places_per_second));
+        let places = text.spec.places_per_second;
+        let lattices = lattice.map(|lattice| match labels_of(text.spec.family) {
+            FrameLabels::Steps => vec![clip.in_steps(lattice)],
+            _ => clip.lattices(lattice, places),
+        });
         let (fps, lattices) = (Some(fps), lattices.unwrap_or_default());
         Ok(Self { frames, fps, look, plan, runs, lattices })
     }
@@ -264,6 +268,11 @@ fn lattice(image_processor: &ImageProcessor, plan: &ImagePlan) -> Option<Lattice
     Some(Lattice { rows, columns, merge: patching.merge })
 }
 
+/// How a family tells frames apart; families that see nothing are shown nothing.
+fn labels_of(family: ModelFamily) -> FrameLabels {
+    family.images().map_or(FrameLabels::Positions, |images| images.clips.labels)
+}
+
 /// A clip in numbers.
 #[derive(Clone, Debug)]
 struct Clip {
@@ -291,10 +300,10 @@ impl Clip {
             ..ImageTokenRun::bare(tokens)
         };
         let steps = 0..self.steps();
-        // Families that see nothing are shown nothing.
-        let labels = family.images().map_or(FrameLabels::Positions, |images| images.clips.labels);
-        match labels {
-            FrameLabels::Positions => vec![ImageTokenRun::bare(self.steps() * tokens)],
+        match labels_of(family) {
+            FrameLabels::Positions | FrameLabels::Steps => {
+                vec![ImageTokenRun::bare(self.steps() * tokens)]
+            }
             FrameLabels::Seconds => {
                 steps.map(|step| run(format!("<{:.1} seconds>", self.middle_s(step)))).collect()
             }
@@ -341,6 +350,11 @@ impl Clip {
         };
         let first = step * self.depth;
         (at(first) + at(first + self.depth - 1)) / 2.0
+    }
+
+    /// How its tokens lie where steps follow each other a position apart.
+    fn in_steps(&self, lattice: Lattice) -> position_ids::MediaGrid {
+        position_ids::MediaGrid { lattice, steps: self.steps(), interval: 1.0 }
     }
 
     fn lattices(
@@ -442,5 +456,7 @@ mod tests {
         let one = CLIP.lattices(lattice, Some(2));
         assert_eq!(one, [position_ids::MediaGrid { lattice, steps: 3, interval: 2.0 }]);
         assert_eq!(CLIP.lattices(lattice, None), [position_ids::MediaGrid::still(lattice); 3]);
+        let steps = position_ids::MediaGrid { lattice, steps: 3, interval: 1.0 };
+        assert_eq!(CLIP.in_steps(lattice), steps);
     }
 }
