@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn places_are_those_of_transformers() {
-        for name in ["qwen2_5_vl-tiny", "qwen3_vl-tiny"] {
+        for name in ["qwen2_vl-tiny", "qwen2_5_vl-tiny", "qwen3_vl-tiny"] {
             let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden");
             let text = std::fs::read_to_string(root.join(name).join("prompts.json")).unwrap();
             let golden: Golden = serde_json::from_str(&text).unwrap();
@@ -206,7 +206,7 @@ mod tests {
         }
     }
 
-    #[derive(Deserialize)]
+    #[derive(Clone, Deserialize)]
     struct Clip {
         /// Steps, rows and columns of patches.
         grid: [usize; 3],
@@ -219,10 +219,15 @@ mod tests {
     #[test]
     fn places_in_clips_are_those_of_transformers() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden");
-        let text = std::fs::read_to_string(root.join("qwen2_5_vl-tiny/clips.json")).unwrap();
-        let clips: Vec<Clip> = serde_json::from_str(&text).unwrap();
-        assert!(clips.len() >= 4);
-        for Clip { grid: [steps, rows, columns], interval, ids, position_ids, delta } in clips {
+        let clips = ["qwen2_5_vl-tiny", "qwen2_vl-tiny"].map(|name| {
+            let text = std::fs::read_to_string(root.join(name).join("clips.json")).unwrap();
+            let clips: Vec<Clip> = serde_json::from_str(&text).unwrap();
+            assert!(clips.len() >= 4);
+            clips
+        });
+        for Clip { grid: [steps, rows, columns], interval, ids, position_ids, delta } in
+            clips.concat()
+        {
             let lattice = Lattice { rows, columns, merge: 2 };
             let found = rope_index(&ids, 253, &[MediaGrid { lattice, steps, interval }]).unwrap();
             for (axis, expect) in position_ids.iter().enumerate() {

@@ -199,6 +199,7 @@ fn heads_give_the_logits_of_transformers() {
 
 #[test]
 fn towers_of_any_grid_give_the_embeddings_of_transformers() {
+    check_all("qwen2_vl-tiny", &["vision-16x32", "vision-24x24", "vision-40x56"]);
     check_all("qwen2_5_vl-tiny", &["vision-16x32", "vision-24x24", "vision-40x56"]);
     check_all("qwen3_vl-tiny", &["vision-24x40", "vision-32x32", "vision-48x16"]);
     check_all("internvit6b-tiny", &["vision"]);

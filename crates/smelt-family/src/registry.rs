@@ -19,11 +19,12 @@ pub struct ModelFamily(&'static Family);
 
 impl ModelFamily {
     /// Every family.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::INTERNVL3,
         Self::QWEN2_5_VL,
         Self::QWEN3_VL,
         Self::SMOLVLM,
+        Self::QWEN2_VL,
         Self::QWEN2,
         Self::QWEN3,
         Self::LLAMA,
@@ -90,6 +91,20 @@ impl ModelFamily {
             }),
             normalization: Normalization::HALVES,
             clips: ClipFacts { frames: FrameChoice::Inside, labels: FrameLabels::Timestamps },
+        }),
+    });
+
+    /// Qwen2-VL: patches, three positions a token; steps of a clip are one position apart.
+    pub const QWEN2_VL: Self = Self(&Family {
+        name: "qwen2_vl",
+        images: Some(ImageFacts {
+            marks: QWEN_VL,
+            cut: CutFacts::Patches {
+                pixels: [56 * 56, 12_845_056],
+                clip: ClipLimits { together: false, pixels: [56 * 56, 12_845_056] },
+            },
+            normalization: Normalization::CLIP,
+            clips: ClipFacts { frames: FrameChoice::EndsInSteps, labels: FrameLabels::Steps },
         }),
     });
 

@@ -124,9 +124,11 @@ fn every_internvl_answers_pictures_of_all_shapes() {
 fn every_qwen_vl_answers_pictures_of_all_shapes() {
     let decoded = decoded();
     let grids = ["8x8", "24x40", "40x24", "40x40", "64x64"].map(|grid| grid.parse().unwrap());
-    for (name, family) in
-        [("qwen2_5_vl-tiny", ModelFamily::QWEN2_5_VL), ("qwen3_vl-tiny", ModelFamily::QWEN3_VL)]
-    {
+    for (name, family) in [
+        ("qwen2_vl-tiny", ModelFamily::QWEN2_VL),
+        ("qwen2_5_vl-tiny", ModelFamily::QWEN2_5_VL),
+        ("qwen3_vl-tiny", ModelFamily::QWEN3_VL),
+    ] {
         let dir = TempDir::new().unwrap();
         check(&crate::tiny::qwen(name, family, &grids, dir.path()), &decoded);
     }
@@ -142,7 +144,13 @@ struct QwenVl {
     grids: [&'static str; 3],
 }
 
-const QWEN_VL: [QwenVl; 4] = [
+const QWEN_VL: [QwenVl; 5] = [
+    QwenVl {
+        name: "qwen2_vl-tiny",
+        family: ModelFamily::QWEN2_VL,
+        patch: 14,
+        grids: ["56x56", "56x112", "112x112"],
+    },
     QwenVl {
         name: "qwen2_5_vl-tiny",
         family: ModelFamily::QWEN2_5_VL,

@@ -158,6 +158,11 @@ fn served(deployed: &Path, goldens: &[Golden]) {
 }
 
 #[test]
+fn qwen2_vl_answers_as_transformers_does() {
+    check("qwen2_vl-tiny", ModelFamily::QWEN2_VL);
+}
+
+#[test]
 fn qwen2_5_vl_answers_as_transformers_does() {
     check("qwen2_5_vl-tiny", ModelFamily::QWEN2_5_VL);
 }

@@ -102,7 +102,7 @@ fn every_pipeline_of_internvl_answers_pictures_of_all_shapes() {
 
 #[test]
 fn every_pipeline_of_qwen_vl_answers_pictures_of_all_shapes() {
-    check_tiny("qwen", 5);
+    check_tiny("qwen", 6);
 }
 
 #[test]

@@ -21,6 +21,7 @@ const F16: f64 = 1e-2;
 /// Weights and every activation have 8 bits.
 const BF16: f64 = 8e-2;
 
+const QWEN2: &str = "qwen2_vl-tiny";
 const QWEN25: &str = "qwen2_5_vl-tiny";
 const QWEN3: &str = "qwen3_vl-tiny";
 
@@ -72,13 +73,14 @@ fn check(name: &str, dtype: Dtype, bound: f64) {
 
 #[test]
 fn towers_over_grids_are_those_of_transformers() {
+    check(QWEN2, Dtype::F32, F32);
     check(QWEN25, Dtype::F32, F32);
     check(QWEN3, Dtype::F32, F32);
 }
 
 #[test]
 fn narrow_towers_stay_close() {
-    for name in [QWEN25, QWEN3] {
+    for name in [QWEN2, QWEN25, QWEN3] {
         check(name, Dtype::F16, F16);
         check(name, Dtype::BF16, BF16);
     }

@@ -121,7 +121,7 @@ fn embeddings_may_come_from_outside() {
 
 #[test]
 fn tokens_of_three_positions_and_deepstack_give_the_logits_of_transformers() {
-    for name in ["qwen2_5_vl-tiny", "qwen3_vl-tiny"] {
+    for name in ["qwen2_vl-tiny", "qwen2_5_vl-tiny", "qwen3_vl-tiny"] {
         check(name, Dtype::F32, LlmInput::Embeds, F32);
         check(name, Dtype::F16, LlmInput::Embeds, F16);
         check(name, Dtype::BF16, LlmInput::Embeds, BF16);

@@ -17,6 +17,7 @@ mod patches;
 mod positions;
 pub mod probe;
 mod qwen2_5_vl;
+mod qwen2_vl;
 mod qwen3_vl;
 mod smolvlm;
 #[cfg(test)]
@@ -167,7 +168,7 @@ pub fn vision(
     vision_on(checkpoint, &[], dtype, out_dir, progress)
 }
 
-/// [`vision`] for pictures of the sizes `grids`, of a tower that takes any (Qwen2.5-VL,
+/// [`vision`] for pictures of the sizes `grids`, of a tower that takes any (Qwen2-VL, Qwen2.5-VL,
 /// Qwen3-VL), or with interpolated positions (CLIP, and InternVL's square tiles).
 ///
 /// For each grid there is a model.  Qwen-VL's map `pixel_values` [patches, values], flattened as the
@@ -205,6 +206,10 @@ pub fn vision_on(
         }
         Vision::InternVit(tower) => on_grids(
             &|lattice, stream, weights| vision::grid_graph(tower, lattice, stream, weights),
+            progress,
+        ),
+        Vision::Qwen2(tower) => on_grids(
+            &|lattice, stream, weights| qwen2_vl::graph(tower, lattice, stream, weights),
             progress,
         ),
         Vision::Qwen25(tower) => on_grids(

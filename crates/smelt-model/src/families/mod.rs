@@ -22,6 +22,7 @@ pub mod internvl3;
 #[cfg(test)]
 mod layout_tests;
 pub mod qwen2_5_vl;
+pub mod qwen2_vl;
 pub mod qwen3_vl;
 pub mod smolvlm;
 mod text;
@@ -35,6 +36,8 @@ pub(crate) use tower::VisionTower;
 pub enum Vision {
     /// InternViT, pixel shuffle and projector.
     InternVit(internvl3::InternVl3),
+    /// The tower of Qwen2-VL.
+    Qwen2(qwen2_vl::Tower),
     /// The tower of Qwen2.5-VL.
     Qwen25(qwen2_5_vl::Tower),
     /// The tower of Qwen3-VL.
@@ -50,6 +53,7 @@ impl Vision {
     fn tower(&self) -> &dyn VisionTower {
         match self {
             Self::InternVit(tower) => tower,
+            Self::Qwen2(tower) => tower,
             Self::Qwen25(tower) => tower,
             Self::Qwen3(tower) => tower,
             Self::SmolVlm(tower) => tower,
@@ -144,12 +148,13 @@ struct FamilyEntry {
     synthetic: &'static [synthetic::Size],
 }
 
-static ALL: [FamilyEntry; 8] = [
+static ALL: [FamilyEntry; 9] = [
     internvl3::ORIGINAL,
     internvl3::HF,
     qwen2_5_vl::FAMILY,
     qwen3_vl::FAMILY,
     smolvlm::FAMILY,
+    qwen2_vl::FAMILY,
     text::TEXT,
     bert::BERT,
     clip::CLIP,

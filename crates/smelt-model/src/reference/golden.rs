@@ -233,6 +233,7 @@ fn check_qwen_vl(name: &str, grids: [&str; 2], blocks: usize) {
 
 #[test]
 fn tokens_of_three_positions_and_deepstack_are_those_of_transformers() {
+    check_qwen_vl("qwen2_vl-tiny", ["40x56", "16x32"], 0);
     check_qwen_vl("qwen2_5_vl-tiny", ["40x56", "16x32"], 0);
     check_qwen_vl("qwen3_vl-tiny", ["24x40", "48x16"], 2);
 }
@@ -298,6 +299,7 @@ fn check_tower(name: &str, blocks: usize) {
 
 #[test]
 fn towers_over_patches_are_those_of_transformers() {
+    check_tower("qwen2_vl-tiny", 0);
     check_tower("qwen2_5_vl-tiny", 0);
     check_tower("qwen3_vl-tiny", 2);
 }

@@ -1,4 +1,4 @@
-//! Runs the towers that take pictures of any size as rows of patches: Qwen2.5-VL's and Qwen3-VL's.
+//! Runs the towers that take pictures of any size as rows of patches: Qwen2-VL's, Qwen2.5-VL's and Qwen3-VL's.
 //!
 //! Rows stay in the order of the picture; what a window is, a row finds by its own place.  Knows nothing
 //! of the language model beyond the width of its tokens.
@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 
 use super::attention::{Heads, Projection, attend};
+use super::elementary::exp;
 use super::pointwise::{gelu, gelu_tanh, layer_norm, rms_norm, rotate_half, swiglu};
 use super::stream::Stream;
 use super::{ImageFeatures, ReferenceError, threads};
-use crate::families::{qwen2_5_vl, qwen3_vl};
+use crate::families::{qwen2_5_vl, qwen2_vl, qwen3_vl};
 use crate::grid::{Grid, Lattice, Patching, taps};
 use crate::model::{ModelPart, Vision};
 
@@ -25,6 +26,10 @@ pub(super) fn seen(
 ) -> Result<ImageFeatures, ReferenceError> {
     let ckpt = stream.ckpt;
     match &ckpt.model().vision {
+        Some(Vision::Qwen2(tower)) => {
+            let lattice = lattice(tower.patching, grid, pixels)?;
+            qwen2(stream, tower, (&lattice, pixels), progress)
+        }
         Some(Vision::Qwen25(tower)) => {
             let lattice = lattice(tower.patching, grid, pixels)?;
             qwen25(stream, tower, (&lattice, pixels), progress)
@@ -45,6 +50,42 @@ fn lattice(patching: Patching, grid: Grid, pixels: &[f32]) -> Result<Lattice, Re
         true => Ok(lattice),
         false => Err(ReferenceError::Patches { patches, values, found: pixels.len() }),
     }
+}
+
+/// LayerNorms and a plain MLP.
+fn qwen2(
+    stream: &mut Stream<'_>,
+    tower: &qwen2_vl::Tower,
+    (lattice, pixels): (&Lattice, &[f32]),
+    progress: &mut dyn FnMut(&str),
+) -> Result<ImageFeatures, ReferenceError> {
+    const EPS: f32 = qwen2_vl::NORM_EPS;
+    let mut x = stream.product("visual.patch_embed.proj.weight", pixels)?;
+    let all: Vec<Vec<usize>> = vec![(0..lattice.patches()).collect()];
+    for block in 0..tower.layers {
+        progress(&format!("[{block}/{}] block {block}", tower.layers));
+        let name = format!("visual.blocks.{block}");
+        let mut y = x.clone();
+        norm(stream, &format!("{name}.norm1"), EPS, &mut y)?;
+        let heads = tower.heads;
+        add(&mut x, &attention(stream, &format!("{name}.attn"), y, heads, lattice, &all)?);
+        let mut y = x.clone();
+        norm(stream, &format!("{name}.norm2"), EPS, &mut y)?;
+        let mut wide = stream.linear(&format!("{name}.mlp.fc1"), &y)?;
+        wide.iter_mut().for_each(|value| *value = quick_gelu(*value));
+        add(&mut x, &stream.linear(&format!("{name}.mlp.fc2"), &wide)?);
+    }
+    norm(stream, "visual.merger.ln_q", EPS, &mut x)?;
+    let mut wide = stream.linear("visual.merger.mlp.0", &x)?;
+    threads::for_rows(stream.effort.threads, &mut wide, 1, 1, |_, values| gelu(values));
+    let embeds = stream.linear("visual.merger.mlp.2", &wide)?;
+    Ok(ImageFeatures { embeds, deepstack: Vec::new() })
+}
+
+/// `x * sigmoid(1.702 x)`.
+fn quick_gelu(x: f32) -> f32 {
+    let x = f64::from(x);
+    (x / (1.0 + exp(-1.702 * x))) as f32
 }
 
 /// RMSNorms, a gated MLP, and attention inside windows except in some blocks.
@@ -97,11 +138,11 @@ fn qwen3(
         progress(&format!("[{block}/{}] block {block}", tower.layers));
         let name = format!("model.visual.blocks.{block}");
         let mut y = x.clone();
-        norm(stream, &format!("{name}.norm1"), &mut y)?;
+        norm(stream, &format!("{name}.norm1"), qwen3_vl::NORM_EPS, &mut y)?;
         let heads = tower.heads;
         add(&mut x, &attention(stream, &format!("{name}.attn"), y, heads, lattice, &all)?);
         let mut y = x.clone();
-        norm(stream, &format!("{name}.norm2"), &mut y)?;
+        norm(stream, &format!("{name}.norm2"), qwen3_vl::NORM_EPS, &mut y)?;
         let mut wide = stream.linear(&format!("{name}.mlp.linear_fc1"), &y)?;
         wide.iter_mut().for_each(|value| *value = gelu_tanh(*value));
         add(&mut x, &stream.linear(&format!("{name}.mlp.linear_fc2"), &wide)?);
@@ -120,16 +161,16 @@ fn merged(
     name: &str,
     mut x: Vec<f32>,
 ) -> Result<Vec<f32>, ReferenceError> {
-    norm(stream, &format!("{name}.norm"), &mut x)?;
+    norm(stream, &format!("{name}.norm"), qwen3_vl::NORM_EPS, &mut x)?;
     let mut wide = stream.linear(&format!("{name}.linear_fc1"), &x)?;
     threads::for_rows(stream.effort.threads, &mut wide, 1, 1, |_, values| gelu(values));
     stream.linear(&format!("{name}.linear_fc2"), &wide)
 }
 
-fn norm(stream: &Stream<'_>, name: &str, x: &mut [f32]) -> Result<(), ReferenceError> {
+fn norm(stream: &Stream<'_>, name: &str, eps: f32, x: &mut [f32]) -> Result<(), ReferenceError> {
     let weight = stream.vector(&format!("{name}.weight"))?;
     let bias = stream.vector(&format!("{name}.bias"))?;
-    layer_norm(x, &weight, &bias, qwen3_vl::NORM_EPS);
+    layer_norm(x, &weight, &bias, eps);
     Ok(())
 }
 

@@ -142,7 +142,13 @@ mod tests {
             Checkpoint::open(dir.path()).unwrap();
         }
         // Of another family, too.
-        for name in ["qwen2_5_vl-tiny", "qwen3_vl-tiny", "smolvlm-tiny", "ms-marco-minilm-tiny"] {
+        for name in [
+            "qwen2_5_vl-tiny",
+            "qwen3_vl-tiny",
+            "smolvlm-tiny",
+            "qwen2_vl-tiny",
+            "ms-marco-minilm-tiny",
+        ] {
             let dir = tempfile::tempdir().unwrap();
             write(name, dir.path(), &mut |_| {}).unwrap();
             Checkpoint::open(dir.path()).unwrap();
@@ -153,7 +159,7 @@ mod tests {
     fn unknown_names_are_refused_with_the_known_ones() {
         let dir = tempfile::tempdir().unwrap();
         let error = write("internvl3-3b", &dir.path().join("x"), &mut |_| {}).unwrap_err();
-        let words = "unknown synthetic model \"internvl3-3b\"; known: internvl3-tiny, internvl3-1b, internvl3-2b, internvl3_5-tiny, internvl3_5-1b, internvl3_5-2b, qwen2_5_vl-tiny, qwen2_5_vl-3b, qwen3_vl-tiny, qwen3_vl-2b, smolvlm-tiny, smolvlm-256m, smolvlm-500m, ms-marco-minilm-tiny, ms-marco-minilm-l6";
+        let words = "unknown synthetic model \"internvl3-3b\"; known: internvl3-tiny, internvl3-1b, internvl3-2b, internvl3_5-tiny, internvl3_5-1b, internvl3_5-2b, qwen2_5_vl-tiny, qwen2_5_vl-3b, qwen3_vl-tiny, qwen3_vl-2b, smolvlm-tiny, smolvlm-256m, smolvlm-500m, qwen2_vl-tiny, qwen2_vl-2b, ms-marco-minilm-tiny, ms-marco-minilm-l6";
         assert_eq!(error.to_string(), words);
         assert!(!dir.path().join("x").exists());
     }

@@ -120,6 +120,7 @@ mod tests {
         check("internvl3_5-2b", 657, 2_348_347_392);
         check("qwen2_5_vl-3b", 824, 3_754_622_976);
         check("qwen3_vl-2b", 625, 2_127_532_032);
+        check("qwen2_vl-2b", 729, 2_208_985_600);
         check("smolvlm-256m", 471, 256_484_928);
         check("smolvlm-500m", 489, 507_482_304);
         check("ms-marco-minilm-l6", 105, 22_713_601);
