@@ -1,6 +1,6 @@
 //! The facts that a row of the registry holds.
 //!
-//! Plain data without behaviour.  Where families need other arithmetic, a row names the kind, and who computes it
+//! Plain data.  Where families need other arithmetic, a row names the kind, and who computes it
 //! matches on that.
 
 /// What is true of every model of a family.
@@ -23,6 +23,16 @@ pub struct ImageFacts {
     pub normalization: Normalization,
     /// How clips are shown.
     pub clips: ClipFacts,
+}
+
+impl ImageFacts {
+    /// The word between the token before a whole picture and its image tokens; empty where there is none.
+    pub fn label(&self) -> &'static str {
+        match self.cut {
+            CutFacts::Tiles | CutFacts::Patches { .. } => "",
+            CutFacts::Split(facts) => facts.whole,
+        }
+    }
 }
 
 /// The special tokens of pictures and clips, as text.

@@ -356,6 +356,8 @@ struct ImageEncoder<'a> {
     tile: Tile,
     scale: Scale,
     words: ImageTokens,
+    /// What stands before the image tokens of a whole picture.
+    label: &'static str,
 }
 
 impl<'a> ImageEncoder<'a> {
@@ -365,13 +367,14 @@ impl<'a> ImageEncoder<'a> {
         let facts = family.images().zip(ImageTokens::of(family));
         let (images, words) = facts.expect("families whose towers stand before a decoder see");
         let engine = vision.map(engines::open).transpose().map_err(Failed::model)?;
-        Ok(Self { checkpoint, engine, tile, scale: images.normalization.into(), words })
+        let (scale, label) = (images.normalization.into(), images.label());
+        Ok(Self { checkpoint, engine, tile, scale, words, label })
     }
 
     /// What a picture is in a prompt.
     fn mark(&self) -> String {
         let ImageTokens { start, image, end, .. } = &self.words;
-        format!("{start}{}{end}\n", image.repeat(self.tile.tokens))
+        format!("{start}{}{}{end}\n", self.label, image.repeat(self.tile.tokens))
     }
 
     /// What `pictures` are to the language model, one after another.

@@ -260,7 +260,8 @@ fn tokens(checkpoint: &Checkpoint, dir: &Path, count: usize) -> Result<(Vec<u32>
         let (dir, word) = (dir.display(), &words.image);
         Failed::model(format!("{dir}: tokenizer.json has no token {word}"))
     })?;
-    let picture = words.image.repeat(count);
+    let label = family.images().map_or("", |images| images.label());
+    let picture = format!("{label}{}", words.image.repeat(count));
     let text = format!(
         "<|im_start|>user\n{}{picture}{}\nDescribe this image.<|im_end|>\n<|im_start|>assistant\n",
         words.start, words.end
