@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use crate::digest::Digest;
 use crate::disk::{
-    Disk, DiskError, LockGuard, LockKind, Open, Wait, fault, make_dir, present, remove_tree,
-    write_all,
+    Disk, DiskError, FileKind, LockGuard, LockKind, Open, Wait, fault, make_dir, present,
+    remove_tree, write_all,
 };
 use crate::layout::names;
 use crate::log::{Log, LogError, is_damaged};
@@ -212,13 +212,17 @@ impl Store {
     }
 
     /// Visits the records of a run, in order, as many as are whole; says whether that is all there were.
-    /// Of a torn one at its end nothing is known.
+    /// Of a torn one at its end nothing is known.  What is no file holds none.
     pub fn read_journal(
         &self,
         id: &RunId,
         mut visit: impl FnMut(Value),
     ) -> Result<Whole, StoreError> {
         let path = self.layout().journal(id);
+        let found = present(self.disk().stat(&path)).map_err(fault("look at", &path))?;
+        if found.is_some_and(|found| found.kind != FileKind::File) {
+            return Ok(Whole::No);
+        }
         let opened = Log::open_to_read(self.shared_disk(), path.clone())?;
         let Some(mut log) = opened else { return Ok(Whole::Yes) };
         let (mut last, mut is_whole) = (0, true);

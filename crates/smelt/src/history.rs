@@ -1,7 +1,7 @@
 //! Finds runs of the past in the store, and reads what their journals say.
 
 use serde_json::Value;
-use smelt_exec::recorded::{self, Open};
+use smelt_exec::recorded::{self, Open, RecordError};
 use smelt_exec::{RunReport, boot_id};
 use smelt_store::{RunId, Store, Whole};
 
@@ -99,11 +99,15 @@ impl History {
 
     fn first(&self, run: &RunId) -> Result<Value, Failed> {
         let mut first = Value::Null;
-        self.store.read_journal(run, |record| {
+        let whole = self.store.read_journal(run, |record| {
             if first.is_null() {
                 first = record;
             }
         })?;
+        if first.is_null() && whole == Whole::No {
+            let error = RecordError::Damaged { run: run.to_string() };
+            return Err(Failed::new(Exit::StageFailed, error));
+        }
         Ok(first)
     }
 

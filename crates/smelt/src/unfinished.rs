@@ -100,7 +100,8 @@ impl Left {
         let command = json!(told);
         let mut left = Vec::new();
         for run in history.newest(LOOKED_BACK_MAX) {
-            if history.command(run)? != command {
+            // Whose is unknown is not ours.
+            if history.command(run).ok().as_ref() != Some(&command) {
                 continue;
             }
             match history.open_run(run)? {
@@ -138,20 +139,49 @@ impl Left {
     }
 }
 
-/// The newest run of each command that did not end, oldest first, with what it was told.
-pub(crate) fn all(history: &History) -> Result<Vec<(RunId, RunArguments, Open)>, Failed> {
+/// What the newest run of each command has left.
+#[derive(Default)]
+pub(crate) struct Unfinished {
+    /// Those that did not end, oldest first, with what they were told.
+    pub(crate) open: Vec<(RunId, RunArguments, Open)>,
+    /// Why nothing is known of others, oldest first.
+    pub(crate) unread: Vec<Failed>,
+}
+
+/// What there is to go on with.
+pub(crate) fn all(history: &History) -> Unfinished {
+    let runs = history.newest(LOOKED_BACK_MAX);
+    newest_of_each(runs, |run| history.command(run), |run| history.open_run(run))
+}
+
+/// Of `runs`, newest first.  One that cannot be read hides none of another command.
+fn newest_of_each<'r>(
+    runs: impl Iterator<Item = &'r RunId>,
+    command: impl Fn(&RunId) -> Result<Value, Failed>,
+    open: impl Fn(&RunId) -> Result<Option<Open>, Failed>,
+) -> Unfinished {
     let mut known = HashSet::new();
-    let mut all = Vec::new();
-    for run in history.newest(LOOKED_BACK_MAX) {
-        let command = history.command(run)?;
+    let mut all = Unfinished::default();
+    for run in runs {
+        let command = match command(run) {
+            Ok(command) => command,
+            Err(why) => {
+                all.unread.push(why);
+                continue;
+            }
+        };
         let Ok(told) = RunArguments::deserialize(&command) else { continue };
         if !known.insert(command.to_string()) {
             continue;
         }
-        all.extend(history.open_run(run)?.map(|open| (run.clone(), told, open)));
+        match open(run) {
+            Ok(open) => all.open.extend(open.map(|open| (run.clone(), told, open))),
+            Err(why) => all.unread.push(why),
+        }
     }
-    all.reverse();
-    Ok(all)
+    all.open.reverse();
+    all.unread.reverse();
+    all
 }
 
 /// Why a run did not end, for a person.
@@ -160,5 +190,57 @@ pub(crate) fn why(open: &Open) -> &'static str {
         (true, _) => "waits for a reboot",
         (false, Death::BoardReset) => "was cut off by a reset of the board",
         (false, Death::Died) => "was killed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::Exit;
+
+    fn run(n: u32) -> RunId {
+        format!("20261121-154233-{n:04x}").parse().unwrap()
+    }
+
+    fn told(pipeline: &str) -> Value {
+        json!({
+            "dir": "/d", "pipeline": pipeline, "sets": [], "only": [], "force": [], "check": [],
+            "keep_going": false, "overcommit": false, "jobs": 1,
+        })
+    }
+
+    fn open(pipeline: &str) -> Open {
+        Open {
+            pipeline: pipeline.to_owned(),
+            command: told(pipeline),
+            death: Death::Died,
+            is_closed: true,
+            wants_reboot: false,
+            is_other_boot: false,
+            at_s: 0.0,
+            running: BTreeMap::new(),
+            ladders: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn a_run_that_cannot_be_read_hides_no_other() {
+        let unreadable = |run: &RunId| Failed::new(Exit::StageFailed, format!("{run} is damaged"));
+        let runs = [5, 4, 3, 2, 1].map(run);
+        let command = |of: &RunId| match of {
+            of if *of == run(5) => Err(unreadable(of)),
+            of if *of == run(4) => Ok(json!(WARM_UP)),
+            of if *of == run(3) => Ok(told("torn")),
+            _ => Ok(told("p")),
+        };
+        let opened = |of: &RunId| match of {
+            of if *of == run(3) => Err(unreadable(of)),
+            _ => Ok(Some(open("p"))),
+        };
+        let Unfinished { open, unread } = newest_of_each(runs.iter(), command, opened);
+        let open: Vec<_> = open.into_iter().map(|(run, _, open)| (run, open.pipeline)).collect();
+        assert_eq!(open, [(run(2), "p".to_owned())]);
+        let unread: Vec<_> = unread.iter().map(ToString::to_string).collect();
+        assert_eq!(unread, [3, 5].map(|n| format!("{} is damaged", run(n))));
     }
 }

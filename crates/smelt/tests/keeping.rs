@@ -302,6 +302,28 @@ fn a_damaged_journal_is_called_that() {
     assert!(report.stderr.contains("is damaged, and nothing is left of it"), "{}", report.stderr);
 }
 
+/// It holds up no other run.
+#[test]
+fn a_journal_that_is_no_file_is_told_of_and_passed_over() {
+    for make in ["mkdir", "mkfifo"] {
+        let world = World::of_commands(&TWO);
+        world.run(&[]);
+        let journal = std::fs::read_dir(world.path("cache/journal")).unwrap().next().unwrap();
+        let journal = journal.unwrap().path();
+        std::fs::remove_file(&journal).unwrap();
+        assert!(Command::new(make).arg(&journal).status().unwrap().success());
+        for command in [&["report"][..], &["resume", "--list"], &["resume"]] {
+            let ended = world.smelt(command);
+            assert_eq!(ended.code, Some(i32::from(command[0] == "report")), "{}", ended.stderr);
+            let words = "is damaged, and nothing is left of it";
+            assert!(ended.stderr.contains(words), "{make} {command:?}: {}", ended.stderr);
+        }
+        assert!(world.smelt(&["runs"]).stdout.contains("unreadable"));
+        assert_eq!(statuses(&world.run(&[])), ["a hit", "b hit"], "{make}");
+        assert_eq!(world.smelt(&["report"]).code, Some(0), "the last one can be read");
+    }
+}
+
 #[test]
 fn repair_waits_for_runs_or_says_that_it_would() {
     let world = World::of_commands(&["a::echo"]);

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::script::key;
 use crate::disk::Wait;
 use crate::output::{Location, Lookup, Output};
-use crate::run::Run;
+use crate::run::{Run, Whole};
 use crate::seal::SealError;
 use crate::store::Store;
 
@@ -346,6 +346,22 @@ fn a_journal_is_read_back_in_order() {
     let n: Vec<i64> = found.iter().map(|record| record["n"].as_i64().unwrap()).collect();
     assert_eq!(n, [0, 1, 2, 3, 4]);
     assert_eq!(world.store.journals().unwrap(), [world.run.id().clone()]);
+}
+
+#[test]
+fn a_journal_that_is_no_file_is_damaged_and_holds_nothing() {
+    let world = World::new();
+    world.run.journal().append(&json!({"n": 1})).unwrap();
+    let id = world.run.id();
+    let path = world.dir.path().join(format!("journal/{id}.log"));
+    let read = || world.store.read_journal(id, |record| panic!("{record}")).unwrap();
+    fs::remove_file(&path).unwrap();
+    assert_eq!(read(), Whole::Yes, "there is none");
+    fs::create_dir(&path).unwrap();
+    assert_eq!(read(), Whole::No);
+    fs::remove_dir(&path).unwrap();
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert_eq!(read(), Whole::No);
 }
 
 #[test]

@@ -4,17 +4,20 @@ use serde_json::json;
 use smelt_exec::recorded::Death;
 
 use crate::commands::run::{Start, run_as};
-use crate::console::{answer, tell};
+use crate::console::{answer, tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::flags::ResumeFlags;
 use crate::history::History;
 use crate::reboot;
 use crate::table::Table;
-use crate::unfinished::{self, RunArguments};
+use crate::unfinished::{self, RunArguments, Unfinished};
 
 pub(crate) fn run(flags: &ResumeFlags) -> Result<Exit, Failed> {
     let history = History::open()?;
-    let mut open = unfinished::all(&history)?;
+    let Unfinished { mut open, unread } = unfinished::all(&history);
+    for why in &unread {
+        warn(format_args!("{why}; it is passed over"));
+    }
     if flags.after_boot {
         open.retain(|(_, _, open)| open.wants_reboot || open.death == Death::BoardReset);
     }
