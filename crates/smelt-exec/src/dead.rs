@@ -59,10 +59,9 @@ pub fn clear_dead_runs(
     let now = boot_id();
     let mut closed = Vec::new();
     for run in dead {
-        let mark = format!("{run}/");
-        orphans::kill_marked(&mark);
+        orphans::kill_marked(&mark_of(&run));
         if let Some(cgroups) = &cgroups {
-            cgroups.sweep(&mark);
+            cgroups.sweep(&mark_of(&run));
         }
         match close_with_room(store, &run, &now) {
             // The next start tries again.
@@ -77,6 +76,25 @@ pub fn clear_dead_runs(
         }
     }
     Ok(closed)
+}
+
+/// How the marks and groups of all its processes begin.
+fn mark_of(run: &RunId) -> String {
+    format!("{run}/")
+}
+
+/// Ends what a run of any store has left whose supervisor is gone; whether nothing was there any more.  As long as a
+/// shim of it lives, that does so itself, and clears up.
+pub(crate) fn end_left(run: &RunId) -> bool {
+    if orphans::lives(&format!("{run}/shim")) {
+        return false;
+    }
+    let mark = mark_of(run);
+    let left = orphans::kill_once(&mark);
+    if let Some(cgroups) = Cgroups::find(Path::new("/")) {
+        cgroups.sweep(&mark);
+    }
+    left.is_empty()
 }
 
 /// Says how it ended; on a full disk what it left in its directories makes room for that.

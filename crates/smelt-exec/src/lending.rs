@@ -2,8 +2,9 @@
 //!
 //! A token is a lock on a file that all runs know, whoever starts them and whatever store they use: a file for
 //! each device, and ranges of one for what is counted.  The kernel gives back what a process held, however
-//! it ends.  Who waits has a file in a queue, locked as long as it does; who wants the same and comes later, or
-//! counts less, lets him go first.  Knows nothing of what a token stands for.
+//! it ends; a device that was not given back in order is lent when nothing of that run is at it any more.  Who waits
+//! has a file in a queue, locked as long as it does; who wants the same and comes later, or counts less, lets him go
+//! first.  Knows nothing of what a token stands for.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -16,9 +17,13 @@ use nix::libc;
 use serde::{Deserialize, Serialize};
 use smelt_plan::StageId;
 use smelt_plan::tokens::{Capacity, Lease};
+use smelt_store::RunId;
+use smelt_watch::began_ticks;
 
+use crate::dead::end_left;
 use crate::notes::{
-    locks, locks_shared, locks_within, make_dir, note, noted, open_file, open_to_look, since_1970,
+    erase, locks, locks_shared, locks_within, make_dir, note, noted, open_file, open_to_look,
+    since_1970,
 };
 
 /// The lock of all tokens is held for a few system calls; a process that was stopped meanwhile keeps no run's loop
@@ -71,7 +76,43 @@ pub(crate) struct Lending {
 struct Holding {
     leases: Vec<Lease>,
     /// Their locks are the tokens.
-    _files: Vec<File>,
+    _held: Vec<Held>,
+}
+
+/// A file whose lock is ours.
+struct Held {
+    file: File,
+    /// Whether it says that we have it.
+    is_noted: bool,
+}
+
+impl Drop for Held {
+    /// The note goes before the lock does: one that is there with a lock that is free is of somebody who died.
+    fn drop(&mut self) {
+        if self.is_noted {
+            erase(&self.file);
+        }
+    }
+}
+
+/// What the file of a device says.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct DeviceNote {
+    #[serde(flatten)]
+    party: Party,
+    /// When its process began, in clock ticks since the boot.  Who says so erases the note before he gives the device
+    /// back; older versions of smelt do not.
+    #[serde(default)]
+    began_ticks: Option<u64>,
+}
+
+/// The run that had a device and died, by the note of one whose lock is free.  `began_ticks` says of a process when it
+/// began, if it is there.
+fn left_by(note: Option<DeviceNote>, began_ticks: impl Fn(u32) -> Option<u64>) -> Option<RunId> {
+    let DeviceNote { party: Party { run, pid, .. }, began_ticks: then } = note?;
+    // One that lives could not erase it.
+    let is_there = began_ticks(pid) == Some(then?);
+    if is_there { None } else { run.parse().ok() }
 }
 
 /// A place in the queue; its lock says that somebody waits.
@@ -179,7 +220,7 @@ impl Lending {
         who: &Party,
         capacity: &BTreeMap<String, Capacity>,
     ) -> io::Result<Option<Holding>> {
-        let (mut leases, mut files) = (Vec::new(), Vec::new());
+        let (mut leases, mut held) = (Vec::new(), Vec::new());
         for (resource, &amount) in &who.wants {
             let (ids, taken) = match capacity.get(resource) {
                 Some(Capacity::Devices(all)) => self.devices(who, resource, all, amount)?,
@@ -187,38 +228,40 @@ impl Lending {
                 None => (Vec::new(), None),
             };
             let Some(taken) = taken else { return Ok(None) };
-            files.extend(taken);
+            held.extend(taken);
             leases.push(Lease { resource: resource.clone(), amount, ids });
         }
-        Ok(Some(Holding { leases, _files: files }))
+        Ok(Some(Holding { leases, _held: held }))
     }
 
-    /// So many devices that nobody holds, the first first.
+    /// So many devices that nobody holds, the first first.  What a run that died has left at one is ended before.
     fn devices(
         &self,
         who: &Party,
         resource: &str,
         all: &[String],
         amount: u64,
-    ) -> io::Result<(Vec<String>, Option<Vec<File>>)> {
-        let (mut ids, mut files) = (Vec::new(), Vec::new());
+    ) -> io::Result<(Vec<String>, Option<Vec<Held>>)> {
+        let (mut ids, mut held) = (Vec::new(), Vec::new());
         for id in all {
             if ids.len() as u64 == amount {
                 break;
             }
             let file = open_file(&self.dir.join(device(resource, id)))?;
-            if locks(&file)? {
-                note(&file, &Party { since_s: since_1970().as_secs(), ..who.clone() });
+            if locks(&file)? && left_by(noted(&file), began_ticks).is_none_or(|run| end_left(&run))
+            {
+                let party = Party { since_s: since_1970().as_secs(), ..who.clone() };
+                note(&file, &DeviceNote { party, began_ticks: began_ticks(who.pid) });
                 ids.push(id.clone());
-                files.push(file);
+                held.push(Held { file, is_noted: true });
             }
         }
         let is_all = ids.len() as u64 == amount;
-        Ok((ids, is_all.then_some(files)))
+        Ok((ids, is_all.then_some(held)))
     }
 
     /// Ranges that nobody holds, as many as it takes, of `0..all`.
-    fn amount(&self, resource: &str, all: u64, amount: u64) -> io::Result<Option<Vec<File>>> {
+    fn amount(&self, resource: &str, all: u64, amount: u64) -> io::Result<Option<Vec<Held>>> {
         let file = open_file(&self.dir.join(format!("amount-{}", plain(resource))))?;
         let (mut at, mut lacks) = (0, amount);
         while lacks > 0 && at < all {
@@ -230,7 +273,7 @@ impl Lending {
             }
             (at, lacks) = (next, lacks - taken);
         }
-        Ok((lacks == 0).then(|| vec![file]))
+        Ok((lacks == 0).then(|| vec![Held { file, is_noted: false }]))
     }
 }
 
@@ -385,6 +428,71 @@ mod tests {
         assert!(soon(|| take(&mut one, ids[1], 1)));
         one.retain(|_| false);
         assert!(soon(|| lent(&folder.path().join("tokens")) == Lent::default()));
+    }
+
+    fn of_a_run(run: &str, pid: u32, began_ticks: Option<u64>) -> DeviceNote {
+        let party = Party { run: run.to_owned(), pid, ..Party::default() };
+        DeviceNote { party, began_ticks }
+    }
+
+    #[test]
+    fn who_had_a_device_and_died_is_told_by_its_note() {
+        let run = "20261121-154233-1a2b";
+        // Process 7 began at 70 ticks, and 8 is not there.
+        let began = |pid| (pid == 7).then_some(70);
+        let left = |note| left_by(note, began).map(|run| run.to_string());
+        assert_eq!(left(None), None, "it was given back");
+        assert_eq!(left(Some(of_a_run(run, 7, Some(70)))), None, "it lives");
+        assert_eq!(left(Some(of_a_run(run, 8, Some(70)))).as_deref(), Some(run));
+        assert_eq!(left(Some(of_a_run(run, 7, Some(69)))).as_deref(), Some(run), "another process");
+        assert_eq!(left(Some(of_a_run(run, 8, None))), None, "an older smelt's");
+        for odd in ["", "/", "1", "20261121-154233-1a2b.a"] {
+            assert_eq!(left(Some(of_a_run(odd, 8, Some(70)))), None, "{odd}");
+        }
+    }
+
+    /// Versions of smelt that know one form read the other.
+    #[test]
+    fn notes_of_devices_are_read_by_all_versions() {
+        let file = tempfile::tempfile().unwrap();
+        let DeviceNote { party, .. } = of_a_run("r", 7, None);
+        note(&file, &of_a_run("r", 7, Some(70)));
+        assert_eq!(noted::<Party>(&file), Some(party.clone()));
+        assert_eq!(noted::<DeviceNote>(&file).unwrap().began_ticks, Some(70));
+        note(&file, &party);
+        let read = noted::<DeviceNote>(&file).unwrap();
+        assert_eq!((read.party, read.began_ticks), (party, None));
+        erase(&file);
+        assert_eq!(noted::<Party>(&file), None);
+    }
+
+    #[test]
+    fn what_a_dead_run_left_at_a_device_is_ended_before_that_is_lent() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = format!("20261121-154233-{:04x}", std::process::id() & 0xffff);
+        let marked = |mark: &str| {
+            let mut cat = std::process::Command::new("cat");
+            cat.env(crate::orphans::MARK, format!("{run}/{mark}"));
+            cat.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null());
+            cat.spawn().unwrap()
+        };
+        let (mut shim, mut orphan) = (marked("shim"), marked("a.1"));
+        let mut next = lending(folder.path(), "next", 0);
+        let gpu = open_file(&folder.path().join("tokens/device-gpu-0")).unwrap();
+        note(&gpu, &of_a_run(&run, std::process::id(), Some(0)));
+        let only = Capacity::Devices(vec!["0".to_owned()]);
+        let only = BTreeMap::from([("gpu".to_owned(), only)]);
+        let id = ids()[0];
+        let mut take = || next.take(id, "s", &want(&[("gpu", 1)]), &only).unwrap();
+        assert!(!take(), "its shim is about to end it");
+        assert!(orphan.try_wait().unwrap().is_none());
+        shim.kill().unwrap();
+        shim.wait().unwrap();
+        assert!(soon(take));
+        assert!(!orphan.wait().unwrap().success());
+        assert_eq!(noted::<Party>(&gpu).unwrap().run, "next");
+        next.retain(|_| false);
+        assert_eq!(noted::<Party>(&gpu), None, "it was given back");
     }
 
     #[test]

@@ -113,6 +113,11 @@ pub(crate) fn note(file: &File, what: &impl Serialize) {
     let _ = file.write_all_at(format!("{text:<NOTE_BYTES_MAX$}").as_bytes(), 0);
 }
 
+/// Takes back what was said of who holds the file.  Its bytes stay, so that the next note needs no room.
+pub(crate) fn erase(file: &File) {
+    let _ = file.write_all_at(&[b' '; NOTE_BYTES_MAX], 0);
+}
+
 /// What a file says; `None` where that is no such note.
 pub(crate) fn noted<T: DeserializeOwned>(file: &File) -> Option<T> {
     (0..READS_MAX).find_map(|_| {

@@ -20,20 +20,33 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Kills every process whose mark starts with `prefix` and waits until they are gone.  Returns how
 /// many there were.
 pub(crate) fn kill_marked(prefix: &str) -> usize {
-    let wanted = format!("{MARK}={prefix}").into_bytes();
     let begin = Instant::now();
     let mut killed = std::collections::BTreeSet::new();
     loop {
-        let found: Vec<i32> = processes().filter(|pid| is_marked(*pid, &wanted)).collect();
+        let found = kill_once(prefix);
         if found.is_empty() || begin.elapsed() > PATIENCE {
             return killed.len();
         }
-        for pid in found {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-            killed.insert(pid);
-        }
+        killed.extend(found);
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Kills every process whose mark starts with `prefix` and waits for none; those that there were.
+pub(crate) fn kill_once(prefix: &str) -> Vec<i32> {
+    let wanted = format!("{MARK}={prefix}").into_bytes();
+    let is_wanted = |variable: &[u8]| variable.starts_with(&wanted);
+    let found: Vec<i32> = processes().filter(|pid| is_marked(*pid, is_wanted)).collect();
+    for pid in &found {
+        let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+    }
+    found
+}
+
+/// Whether a process with this mark lives.
+pub(crate) fn lives(mark: &str) -> bool {
+    let wanted = format!("{MARK}={mark}").into_bytes();
+    processes().any(|pid| is_marked(pid, |variable| variable == wanted))
 }
 
 fn processes() -> impl Iterator<Item = i32> {
@@ -47,9 +60,9 @@ fn processes() -> impl Iterator<Item = i32> {
 }
 
 /// A zombie's environment is empty, so the dead are not found again.
-fn is_marked(pid: i32, wanted: &[u8]) -> bool {
+fn is_marked(pid: i32, is_wanted: impl Fn(&[u8]) -> bool) -> bool {
     let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-    environment.split(|&byte| byte == 0).any(|variable| variable.starts_with(wanted))
+    environment.split(|&byte| byte == 0).any(is_wanted)
 }
 
 #[cfg(test)]
@@ -71,6 +84,7 @@ mod tests {
         let mut ours = spawn(&format!("{run}/a.1"));
         let mut other = spawn(&format!("other-{run}/a.1"));
         // The child is marked from its exec on, which spawn has waited for.
+        assert!(lives(&format!("{run}/a.1")) && !lives(&format!("{run}/a")));
         assert_eq!(kill_marked(&format!("{run}/")), 1);
         assert!(!ours.wait().unwrap().success());
         assert!(other.try_wait().unwrap().is_none(), "another run's stage lives");

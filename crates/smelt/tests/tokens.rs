@@ -3,6 +3,8 @@
 use std::process::Child;
 
 use crate::world::{World, until};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 /// A pipeline of one stage that takes the GPU, says so in `began` and ends when `go` is there.
@@ -80,6 +82,44 @@ fn what_a_killed_run_held_is_free() {
     one.assert_nothing_runs();
 }
 
+/// The shim of a run, its child of that mark.
+fn shim_of(run: &Child) -> Pid {
+    let read = |pid: i32, name: &str| {
+        let text = std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    let parent = format!("PPid:\t{}\n", run.id());
+    let is = |pid: &i32| {
+        read(*pid, "status").contains(&parent) && read(*pid, "environ").contains("/shim\0")
+    };
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    Pid::from_raw(pids.find(is).unwrap())
+}
+
+/// Its store may never be opened again.
+#[test]
+fn what_a_killed_run_and_its_shim_left_is_ended_before_another_store_has_the_device() {
+    let [one, other] = [world(), world()];
+    let mut first = start(&one, &one, &[]);
+    one.wait_for("began");
+    let shim = shim_of(&first);
+    kill(shim, Signal::SIGSTOP).unwrap();
+    let status = || std::fs::read_to_string(format!("/proc/{shim}/status")).unwrap();
+    assert!(until(|| status().contains("State:\tT")));
+    first.kill().unwrap();
+    first.wait().unwrap();
+    kill(shim, Signal::SIGKILL).unwrap();
+    let stage_lives = || one.processes().iter().any(|line| line.contains(" -ec "));
+    assert!(stage_lives());
+    let mut second = start(&other, &one, &[]);
+    other.wait_for("began");
+    assert!(!stage_lives());
+    one.assert_nothing_runs();
+    other.write("go", "");
+    assert!(second.wait().unwrap().success());
+}
+
 /// Who waits and is stopped leaves no place in the queue.
 #[test]
 fn whoever_waits_can_be_stopped() {
@@ -88,8 +128,7 @@ fn whoever_waits_can_be_stopped() {
     one.wait_for("began");
     let mut second = start(&other, &one, &[]);
     assert!(until(|| queue(&one) == ["0"]));
-    let pid = nix::unistd::Pid::from_raw(second.id().cast_signed());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    kill(Pid::from_raw(second.id().cast_signed()), Signal::SIGINT).unwrap();
     assert_eq!(second.wait().unwrap().code(), Some(6));
     assert!(queue(&one).is_empty());
     one.write("go", "");
