@@ -18,11 +18,11 @@ use serde::{Deserialize, Serialize};
 use smelt_plan::StageId;
 use smelt_plan::tokens::{Capacity, Lease};
 use smelt_store::RunId;
-use smelt_watch::began_ticks;
+use smelt_watch::{began_ticks, is_stopped};
 
 use crate::dead::end_left;
 use crate::notes::{
-    erase, locks, locks_shared, locks_within, make_dir, note, noted, open_file, open_to_look,
+    erase, fits, locks, locks_shared, locks_within, make_dir, note, noted, open_file, open_to_look,
     since_1970,
 };
 
@@ -50,8 +50,31 @@ pub struct Party {
     /// What the stage takes.
     #[serde(default)]
     pub wants: BTreeMap<String, u64>,
+    /// Of devices that it waits for, those that it may take; any, where that is not said.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub ids: BTreeMap<String, Vec<String>>,
     /// Since when, in seconds of the Unix era.
     pub since_s: u64,
+}
+
+impl Party {
+    /// Whether both may want one and the same thing.
+    fn meets(&self, other: &Self) -> bool {
+        let meets = |name: &String| match (self.ids.get(name), other.ids.get(name)) {
+            (Some(ours), Some(theirs)) => ours.iter().any(|id| theirs.contains(id)),
+            _ => true,
+        };
+        self.wants.keys().any(|name| other.wants.contains_key(name) && meets(name))
+    }
+
+    /// Whether he is next who has these before him.  Whoever is stopped takes nothing and lets others pass.
+    fn is_next<'a>(
+        &self,
+        mut ahead: impl Iterator<Item = &'a Self>,
+        is_stopped: impl Fn(u32) -> bool,
+    ) -> bool {
+        !ahead.any(|other| other.meets(self) && !is_stopped(other.pid))
+    }
 }
 
 /// What is lent on this machine, and who waits.
@@ -166,15 +189,17 @@ impl Lending {
             return Ok(true);
         }
         let _short = self.lock()?;
-        let who = Party { stage: name.to_owned(), wants: wants.clone(), ..self.who.clone() };
+        let ids = device_ids(wants, capacity);
+        let (name, wants) = (name.to_owned(), wants.clone());
+        let who = Party { stage: name, wants, ids, ..self.who.clone() };
         if !self.waiting.contains_key(&stage) {
             let place = self.stand_in_line(&who)?;
             self.waiting.insert(stage, place);
         }
         let own = &self.waiting[&stage].path;
-        let is_wanted = |other: &Party| other.wants.keys().any(|name| wants.contains_key(name));
-        let ahead = queue(&self.dir, Some(own))?;
-        if ahead.iter().take_while(|(path, _)| path != own).any(|(_, other)| is_wanted(other)) {
+        let queue = queue(&self.dir, Some(own))?;
+        let ahead = queue.iter().take_while(|(path, _)| path != own).map(|(_, other)| other);
+        if !who.is_next(ahead, is_stopped) {
             return Ok(false);
         }
         let Some(holding) = self.hold(&who, capacity)? else { return Ok(false) };
@@ -210,7 +235,12 @@ impl Lending {
         let path = self.dir.join("queue").join(name);
         let file = open_file(&path)?;
         file.lock()?;
-        note(&file, &Party { since_s: now.as_secs(), ..who.clone() });
+        let mut who = Party { since_s: now.as_secs(), ..who.clone() };
+        if !fits(&who) {
+            // Then it meets all that want such devices.
+            who.ids.clear();
+        }
+        note(&file, &who);
         Ok(QueueEntry { path, _file: file })
     }
 
@@ -250,7 +280,8 @@ impl Lending {
             let file = open_file(&self.dir.join(device(resource, id)))?;
             if locks(&file)? && left_by(noted(&file), began_ticks).is_none_or(|run| end_left(&run))
             {
-                let party = Party { since_s: since_1970().as_secs(), ..who.clone() };
+                let since_s = since_1970().as_secs();
+                let party = Party { ids: BTreeMap::new(), since_s, ..who.clone() };
                 note(&file, &DeviceNote { party, began_ticks: began_ticks(who.pid) });
                 ids.push(id.clone());
                 held.push(Held { file, is_noted: true });
@@ -346,6 +377,18 @@ fn range(kind: i32, at: u64, len: u64) -> libc::flock {
         l_len: whole(len),
         l_pid: 0,
     }
+}
+
+/// The devices of what is wanted.
+fn device_ids(
+    wants: &BTreeMap<String, u64>,
+    capacity: &BTreeMap<String, Capacity>,
+) -> BTreeMap<String, Vec<String>> {
+    let ids = |name: &String| match capacity.get(name)? {
+        Capacity::Devices(ids) => Some((name.clone(), ids.clone())),
+        Capacity::Amount(_) => None,
+    };
+    wants.keys().filter_map(ids).collect()
 }
 
 fn device(resource: &str, id: &str) -> String {
@@ -540,6 +583,53 @@ mod tests {
         assert!(!take(&mut second) && take(&mut first));
         drop((first, holder));
         assert!(take(&mut second));
+    }
+
+    fn wanting(pid: u32, name: &str, ids: &[&str]) -> Party {
+        let all: Vec<String> = ids.iter().map(|id| (*id).to_owned()).collect();
+        let ids = BTreeMap::from([(name.to_owned(), all)]);
+        let ids = if ids[name].is_empty() { BTreeMap::new() } else { ids };
+        Party { pid, wants: want(&[(name, 1)]), ids, ..Party::default() }
+    }
+
+    #[test]
+    fn who_is_next_is_kept_by_who_may_want_the_same_and_takes_it() {
+        let is_stopped = |pid| pid == 13;
+        let first = wanting(1, "gpu", &["1"]);
+        let check = |ahead: &[Party], expect: bool| {
+            assert_eq!(first.is_next(ahead.iter(), is_stopped), expect, "{ahead:?}");
+        };
+        check(&[], true);
+        check(&[wanting(2, "gpu", &["1"])], false);
+        check(&[wanting(2, "gpu", &["0", "1"])], false);
+        check(&[wanting(2, "gpu", &["0"]), wanting(3, "dla", &["1"])], true);
+        check(&[wanting(2, "gpu", &[])], false);
+        check(&[wanting(13, "gpu", &["1"])], true);
+        check(&[wanting(13, "gpu", &["1"]), wanting(2, "gpu", &["1"])], false);
+    }
+
+    /// An older smelt says no ids, and more ids than a note holds are not said.
+    #[test]
+    fn who_waits_for_one_device_keeps_nobody_from_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let ids = ids();
+        let [mut holder, mut zero, mut one] =
+            ["holder", "zero", "one"].map(|run| lending(folder.path(), run, 0));
+        let take = |lending: &mut Lending, devices: &[String]| {
+            let all = Capacity::Devices(devices.to_vec());
+            let capacity = BTreeMap::from([("gpu".to_owned(), all)]);
+            lending.take(ids[0], "s", &want(&[("gpu", 1)]), &capacity).unwrap()
+        };
+        let [gpu_0, gpu_1] = ["0", "1"].map(|id| vec![id.to_owned()]);
+        assert!(take(&mut holder, &gpu_0) && !take(&mut zero, &gpu_0) && take(&mut one, &gpu_1));
+        let seen = lent(&folder.path().join("tokens"));
+        assert_eq!(seen.waiting[0].ids["gpu"], gpu_0);
+        assert!(seen.held[0].1.ids.is_empty(), "it has one of them");
+        let many: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
+        let mut late = lending(folder.path(), "late", 0);
+        assert!(!take(&mut late, &many), "zero may want the same");
+        let seen = lent(&folder.path().join("tokens")).waiting.pop().unwrap();
+        assert!(seen.wants["gpu"] == 1 && seen.ids.is_empty(), "{seen:?}");
     }
 
     #[test]

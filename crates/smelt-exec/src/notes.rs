@@ -113,6 +113,11 @@ pub(crate) fn note(file: &File, what: &impl Serialize) {
     let _ = file.write_all_at(format!("{text:<NOTE_BYTES_MAX$}").as_bytes(), 0);
 }
 
+/// Whether what is said fits a note.
+pub(crate) fn fits(what: &impl Serialize) -> bool {
+    serde_json::to_string(what).is_ok_and(|text| text.len() <= NOTE_BYTES_MAX)
+}
+
 /// Takes back what was said of who holds the file.  Its bytes stay, so that the next note needs no room.
 pub(crate) fn erase(file: &File) {
     let _ = file.write_all_at(&[b' '; NOTE_BYTES_MAX], 0);

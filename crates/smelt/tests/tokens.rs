@@ -120,6 +120,30 @@ fn what_a_killed_run_and_its_shim_left_is_ended_before_another_store_has_the_dev
     assert!(second.wait().unwrap().success());
 }
 
+/// As by Ctrl-Z.
+#[test]
+fn whoever_waits_and_is_halted_lets_others_pass() {
+    let [one, other, late] = [world(), world(), world()];
+    let mut first = start(&one, &one, &[]);
+    one.wait_for("began");
+    let mut second = start(&other, &one, &[]);
+    assert!(until(|| queue(&one) == ["0"]));
+    let halted = Pid::from_raw(second.id().cast_signed());
+    kill(halted, Signal::SIGSTOP).unwrap();
+    let mut third = start(&late, &one, &[]);
+    assert!(until(|| queue(&one) == ["0", "0"]));
+    one.write("go", "");
+    assert!(first.wait().unwrap().success());
+    late.wait_for("began");
+    assert!(!other.path("began").exists());
+    kill(halted, Signal::SIGCONT).unwrap();
+    late.write("go", "");
+    assert!(third.wait().unwrap().success());
+    other.wait_for("began");
+    other.write("go", "");
+    assert!(second.wait().unwrap().success());
+}
+
 /// Who waits and is stopped leaves no place in the queue.
 #[test]
 fn whoever_waits_can_be_stopped() {
