@@ -123,11 +123,12 @@ fn named(
     let with_blanks = shell::words_with_blanks(&argv).into_iter();
     let with_blanks = with_blanks.map(|word| (word.clone(), PathBuf::from(word)));
     found.extend(with_blanks.filter(|(_, path)| is_program(path) && is_fit(path)));
-    let started =
-        shell::started(&argv, &where_started(store)).into_iter().filter_map(|found| match found {
-            Started::File(name, path) => Some((name, path)),
-            Started::Unknown(_) => None,
-        });
+    let home = home(&spec.params);
+    let started = shell::started(&argv, &where_started(store), home.as_deref());
+    let started = started.into_iter().filter_map(|found| match found {
+        Started::File(name, path) => Some((name, path)),
+        Started::Unknown(_) => None,
+    });
     found.extend(started.filter(|(_, path)| is_file(path) && is_fit(path)));
     for name in texts(&spec.params, TOOL) {
         let missing = || {
@@ -145,6 +146,13 @@ fn named(
 /// A folder as deep as those in which stages are started.  What lies there is a stage's own; a path may lead out of it.
 fn where_started(store: &Path) -> PathBuf {
     store.join("work/run/stage")
+}
+
+/// Where `~` leads in a stage: its own `HOME`, or ours, which it has.
+fn home(params: &BTreeMap<String, Value>) -> Option<PathBuf> {
+    let own = params.get("env").and_then(|table| table.get("HOME")).and_then(Value::as_str);
+    let home = own.map(str::to_owned).or_else(|| env::var("HOME").ok())?;
+    Some(PathBuf::from(home)).filter(|home| home.is_absolute())
 }
 
 /// What a script's first line says that it is to be run by.
@@ -254,7 +262,7 @@ fn new_tool<'a>(stage: &'a Stage, last: &LastRun) -> Option<&'a Tool> {
 
 /// Whether a stage has tools, or would have them if there were other files.
 pub(crate) fn may_have(stage: &Stage) -> bool {
-    let leads_out = |word: &str| word.contains("../");
+    let leads_out = |word: &str| word.contains("../") || word.contains("~/");
     let names_path =
         |word: &&str| word.contains('/') && (paths_in(word).next().is_some() || leads_out(word));
     !stage.tools.is_empty()
@@ -277,8 +285,9 @@ pub(crate) fn not_in_keys(plan: &Plan) -> Option<String> {
 pub(crate) fn unknown(plan: &Plan) -> Option<String> {
     let folder = where_started(Path::new("/"));
     let of = |stage: &Stage| {
-        let started = shell::started(&texts(&stage.params, "argv"), &folder).into_iter();
-        started.filter_map(|found| match found {
+        let argv = texts(&stage.params, "argv");
+        let started = shell::started(&argv, &folder, home(&stage.params).as_deref());
+        started.into_iter().filter_map(|found| match found {
             Started::File(..) => None,
             Started::Unknown(what) => Some(what),
         })

@@ -91,6 +91,21 @@ fn what_is_interpreted_counts_wherever_it_lies() {
     }
 }
 
+#[test]
+fn what_lies_in_the_home_counts() {
+    let world = world_of("[\"sh\", \"-ec\", \"~/tool.sh\"]", "");
+    let run = |word: &str| {
+        program(&world, "tool.sh", &format!("#!/bin/sh\necho {word} > o\n"));
+        let mut smelt = world.command(&["run", "p.toml", "--json"]);
+        let ended = ended(smelt.env("HOME", world.path("")));
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        statuses(&serde_json::from_str::<Value>(&ended.stdout).unwrap())
+    };
+    assert_eq!(run("one"), ["a sealed"]);
+    assert_eq!(run("one"), ["a hit"]);
+    assert_eq!(run("two"), ["a sealed"]);
+}
+
 /// What is read besides is data, not a tool.
 #[test]
 fn what_is_not_interpreted_does_not_count() {
@@ -109,6 +124,8 @@ fn what_cannot_be_told_is_said() {
         ("[\"sh\", \"-ec\", \"P=/p; $P/w.sh > o\"]", "$P/w.sh"),
         ("[\"python3\", \"-c\", \"import tool\"]", "python3 -c"),
         ("[\"sh\", \"-ec\", \"cd $P; ./z.sh; python3 -m tool\"]", "$P/z.sh, python3 -m"),
+        ("[\"sh\", \"-ec\", \"PATH=/d:$PATH tool.sh; /d/tool.s* > o\"]", "/d/tool.s*, tool.sh"),
+        ("[\"find\", \"/d\", \"-exec\", \"{}\", \";\"]", "find -exec {}"),
     ] {
         let plan = said(argv);
         assert!(plan.contains(&format!("{words}{what} (")), "{argv}: {plan}");

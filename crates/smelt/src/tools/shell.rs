@@ -1,8 +1,8 @@
 //! Reads which files a command starts or has interpreted, as far as its words say.
 //!
-//! A line of a shell is cut into commands as a shell does, and nothing in it is computed: a word that holds a variable is
-//! known to the shell alone, and so is what a program makes of code among its arguments.  Such words are told apart, and a
-//! line that is too odd to be read names less than it starts.
+//! A line of a shell is cut into commands as a shell does, and nothing in it is computed but where `~` leads: a word that
+//! holds a variable or a pattern is known to the shell alone, and so is what a program makes of code among its arguments.
+//! Such words are told apart, and a line that is too odd to be read names less than it starts.
 
 use std::iter::Peekable;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,10 @@ pub(super) enum Started {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Word {
     Said(String),
+    /// Of which `~` is the home.
+    Home(String),
+    /// A pattern of paths, of which only a shell knows what it matches.
+    Pattern(String),
     /// As it is written: only a shell knows what it stands for.
     Open(String),
 }
@@ -35,13 +39,13 @@ enum Word {
 impl Word {
     fn said(&self) -> Option<&str> {
         match self {
-            Self::Said(text) => Some(text),
-            Self::Open(_) => None,
+            Self::Said(text) | Self::Home(text) => Some(text),
+            Self::Pattern(_) | Self::Open(_) => None,
         }
     }
 
     fn text(&self) -> &str {
-        let (Self::Said(text) | Self::Open(text)) = self;
+        let (Self::Said(text) | Self::Home(text) | Self::Pattern(text) | Self::Open(text)) = self;
         text
     }
 }
@@ -56,10 +60,10 @@ enum Folder {
     Unknown(String),
 }
 
-/// What these words start, a program and its arguments, in this folder.
-pub(super) fn started(argv: &[&str], folder: &Path) -> Vec<Started> {
+/// What these words start, a program and its arguments, in this folder; `~` is `home` in a shell's line.
+pub(super) fn started(argv: &[&str], folder: &Path, home: Option<&Path>) -> Vec<Started> {
     let words: Vec<_> = argv.iter().map(|word| Word::Said((*word).to_owned())).collect();
-    let mut reader = Reader { found: Vec::new(), depth: 0 };
+    let mut reader = Reader { found: Vec::new(), depth: 0, home, has_own_path: false };
     reader.command(&words, &Folder::Own(folder.to_owned()));
     // The program itself is found where the pipeline lies.
     let own = argv.first().copied().unwrap_or_default();
@@ -84,6 +88,17 @@ const STARTERS: [&str; 17] = [
     "env", "nice", "nohup", "exec", "command", "builtin", "setsid", "stdbuf", "ionice", "timeout",
     "xargs", "sudo", "chrt", "taskset", "time", "busybox", "unbuffer",
 ];
+/// What a shell does itself, and its words that begin or end something.
+const BUILT_IN: [&str; 43] = [
+    ":", "[", "[[", "alias", "break", "case", "cd", "continue", "declare", "done", "echo", "esac",
+    "exit", "export", "false", "fi", "for", "function", "getopts", "hash", "kill", "let", "local",
+    "popd", "printf", "pushd", "pwd", "read", "readonly", "return", "select", "set", "shift",
+    "shopt", "test", "trap", "true", "type", "typeset", "ulimit", "umask", "unset", "wait",
+];
+/// What sets variables for the commands that follow.
+const SETTERS: [&str; 5] = ["export", "declare", "typeset", "readonly", "local"];
+/// What `find` starts a program by.
+const FIND_STARTS: [&str; 4] = ["-exec", "-execdir", "-ok", "-okdir"];
 /// Words of the shell before a command.
 const KEYWORDS: [&str; 9] = ["if", "then", "else", "elif", "do", "while", "until", "!", "{"];
 
@@ -133,12 +148,15 @@ impl Interpreter {
     }
 }
 
-struct Reader {
+struct Reader<'a> {
     found: Vec<Started>,
     depth: usize,
+    home: Option<&'a Path>,
+    /// Whether the line says where programs are found by name.
+    has_own_path: bool,
 }
 
-impl Reader {
+impl Reader<'_> {
     fn line(&mut self, line: &str, folder: &Folder) {
         if self.depth == DEPTH_MAX {
             return;
@@ -157,28 +175,49 @@ impl Reader {
     }
 
     fn command_of_a_line(&mut self, words: &[Word], folder: &mut Folder) {
-        let words = without_assignments(skip_keywords(words));
-        if !matches!(words.first().and_then(Word::said), Some("cd" | "pushd")) {
+        let words = skip_keywords(words);
+        let (_, command) = assignments(words);
+        if !matches!(command.first().and_then(Word::said), Some("cd" | "pushd")) {
             return self.command(words, folder);
         }
-        let to = words[1..].iter().find(|word| !word.text().starts_with('-'));
+        let to = command[1..].iter().find(|word| !word.text().starts_with('-'));
         *folder = match (to, &*folder) {
             (Some(Word::Said(to)), Folder::Own(from) | Folder::Known(from)) => {
                 Folder::Known(plain(&from.join(to)))
             }
+            (Some(Word::Pattern(to)), Folder::Own(from)) if is_own(to) => {
+                Folder::Known(plain(&from.join(to)))
+            }
+            (Some(Word::Home(to)), _) => match self.at_home(to) {
+                Some(path) => Folder::Known(path),
+                None => Folder::Unknown(to.clone()),
+            },
             (Some(Word::Said(to)), Folder::Unknown(_)) if to.starts_with('/') => {
                 Folder::Known(to.into())
             }
             (Some(Word::Said(to)), Folder::Unknown(from)) => {
                 Folder::Unknown(format!("{from}/{to}"))
             }
-            (Some(Word::Open(to)), _) => Folder::Unknown(to.clone()),
+            (Some(Word::Open(to) | Word::Pattern(to)), _) => Folder::Unknown(to.clone()),
             (None, _) => Folder::Unknown("~".to_owned()),
         };
     }
 
+    /// A command behind its assignments, of which one may say where programs are found: for it, or alone for all that
+    /// follow.
     fn command(&mut self, words: &[Word], folder: &Folder) {
-        let words = without_assignments(words);
+        let (assigned, words) = assignments(words);
+        let before = self.has_own_path;
+        self.has_own_path |= assigned.iter().any(sets_path);
+        self.program(words, folder);
+        self.has_own_path = match words.first().and_then(Word::said) {
+            _ if words.is_empty() => self.has_own_path,
+            Some(name) if SETTERS.contains(&name) => before || words[1..].iter().any(sets_path),
+            _ => before,
+        };
+    }
+
+    fn program(&mut self, words: &[Word], folder: &Folder) {
         let Some((program, arguments)) = words.split_first() else { return };
         let Some(name) = program.said() else { return self.file(program, folder) };
         match name {
@@ -187,12 +226,15 @@ impl Reader {
                     self.file(script, folder);
                 }
             }
-            "eval" => self.found.push(Started::Unknown("eval".to_owned())),
+            "eval" => self.unknown("eval".to_owned()),
             _ => {
+                let file = name.rsplit('/').next().unwrap_or(name);
+                let is_known = [&BUILT_IN[..], &STARTERS].iter().any(|all| all.contains(&name));
                 if name.contains('/') {
                     self.file(program, folder);
+                } else if self.has_own_path && !is_known {
+                    self.unknown(name.to_owned());
                 }
-                let file = name.rsplit('/').next().unwrap_or(name);
                 if let Some(interpreter) = Interpreter::of(name) {
                     self.interpreted(interpreter, file, arguments, folder);
                 } else if STARTERS.contains(&file) {
@@ -201,8 +243,24 @@ impl Reader {
                     };
                     let before = arguments.iter().take_while(is_before).count();
                     self.command(&arguments[before..], folder);
+                } else if file == "find" {
+                    self.found_files(arguments, folder);
                 }
             }
+        }
+    }
+
+    /// What `find` starts for each file, and the files themselves where they are what is started.
+    fn found_files(&mut self, arguments: &[Word], folder: &Folder) {
+        let is_start = |word: &Word| word.said().is_some_and(|text| FIND_STARTS.contains(&text));
+        let is_of_it = |word: &&Word| !matches!(word.text(), ";" | "+");
+        for words in arguments.split(is_start).skip(1) {
+            let with_files = |word: &Word| match word.text() {
+                text if text.contains("{}") => Word::Open(format!("find -exec {text}")),
+                _ => word.clone(),
+            };
+            let words: Vec<Word> = words.iter().take_while(is_of_it).map(with_files).collect();
+            self.command(&words, folder);
         }
     }
 
@@ -222,7 +280,8 @@ impl Reader {
             if !is_option {
                 return match (is_code, word) {
                     (true, Word::Said(line)) => self.line(line, folder),
-                    (true, Word::Open(_)) => self.unknown(name, "-c"),
+                    (true, Word::Home(_)) => self.file(word, folder),
+                    (true, _) => self.unknown(format!("{name} -c")),
                     (false, _) if text == "-" => {}
                     (false, word) => self.file(word, folder),
                 };
@@ -237,7 +296,7 @@ impl Reader {
                 let is_last = at + letter.len_utf8() == text.len();
                 if interpreter.code.contains(letter) && text.starts_with('-') {
                     if !interpreter.is_shell() {
-                        return self.unknown(name, &format!("-{letter}"));
+                        return self.unknown(format!("{name} -{letter}"));
                     }
                     is_code = true;
                 } else if interpreter.valued.contains(letter) {
@@ -251,14 +310,35 @@ impl Reader {
         }
     }
 
-    fn unknown(&mut self, name: &str, option: &str) {
-        self.found.push(Started::Unknown(format!("{name} {option}")));
+    fn unknown(&mut self, what: String) {
+        self.add(Started::Unknown(what));
+    }
+
+    fn add(&mut self, found: Started) {
+        if !self.found.contains(&found) {
+            self.found.push(found);
+        }
+    }
+
+    /// Where a word leads that begins with the home.
+    fn at_home(&self, text: &str) -> Option<PathBuf> {
+        let rest = text.trim_start_matches('~').trim_start_matches('/');
+        Some(plain(&self.home?.join(rest)))
     }
 
     fn file(&mut self, word: &Word, folder: &Folder) {
         let found = match (word, folder) {
-            (Word::Open(text), _) if is_in_key(text) => return,
-            (Word::Open(text), _) => Started::Unknown(text.clone()),
+            (Word::Open(text) | Word::Pattern(text), _) if is_in_key(text) => return,
+            // Of what it has made itself.
+            (Word::Pattern(text), Folder::Own(_)) if is_own(text) => return,
+            (Word::Pattern(text), Folder::Known(folder)) => {
+                Started::Unknown(folder.join(text).display().to_string())
+            }
+            (Word::Open(text) | Word::Pattern(text), _) => Started::Unknown(text.clone()),
+            (Word::Home(text), _) => match self.at_home(text) {
+                Some(path) => Started::File(text.clone(), path),
+                None => Started::Unknown(text.clone()),
+            },
             (Word::Said(text), _) if text.starts_with('/') => {
                 Started::File(text.clone(), text.into())
             }
@@ -274,10 +354,18 @@ impl Reader {
                 Started::Unknown(format!("{folder}/{}", text.trim_start_matches("./")))
             }
         };
-        if !self.found.contains(&found) {
-            self.found.push(found);
-        }
+        self.add(found);
     }
+}
+
+/// Whether what is named in the stage's own folder lies there.
+fn is_own(text: &str) -> bool {
+    !text.starts_with('/') && !text.contains("..")
+}
+
+/// Whether a word says where programs are found by name.
+fn sets_path(word: &Word) -> bool {
+    word.text().starts_with("PATH=")
 }
 
 /// Whether a word begins with what the key covers, an input, or with the stage's own folders.
@@ -291,13 +379,14 @@ fn skip_keywords(words: &[Word]) -> &[Word] {
     &words[words.iter().take_while(is_one).count()..]
 }
 
-fn without_assignments(words: &[Word]) -> &[Word] {
+/// A command's assignments, and the rest of it.
+fn assignments(words: &[Word]) -> (&[Word], &[Word]) {
     let is_one = |word: &&Word| {
         let name = word.text().split('=').next().unwrap_or_default();
         let is_name = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         name.len() < word.text().len() && !name.is_empty() && is_name
     };
-    &words[words.iter().take_while(is_one).count()..]
+    words.split_at(words.iter().take_while(is_one).count())
 }
 
 /// A part of a line.
@@ -318,8 +407,8 @@ struct Line {
 
 impl Line {
     fn of(line: &str) -> Self {
-        let mut cutter =
-            Cutter { rest: line.chars().peekable(), parts: Vec::new(), words: Vec::new() };
+        let rest = line.chars().peekable();
+        let mut cutter = Cutter { rest, parts: Vec::new(), words: Vec::new(), depth: 0 };
         cutter.cut();
         Self { parts: cutter.parts }
     }
@@ -334,6 +423,8 @@ struct Cutter<'a> {
     rest: Peekable<Chars<'a>>,
     parts: Vec<ShellPart>,
     words: Vec<Word>,
+    /// Parentheses that are open.
+    depth: usize,
 }
 
 impl Cutter<'_> {
@@ -352,10 +443,20 @@ impl Cutter<'_> {
                     self.rest.next();
                     self.end_command();
                 }
-                '(' | ')' => {
+                '(' => {
                     self.rest.next();
                     self.end_command();
-                    self.parts.push(if c == '(' { ShellPart::Begin } else { ShellPart::End });
+                    self.depth += 1;
+                    self.parts.push(ShellPart::Begin);
+                }
+                ')' => {
+                    self.rest.next();
+                    if self.is_label() {
+                        self.words.clear();
+                    }
+                    self.end_command();
+                    self.depth = self.depth.saturating_sub(1);
+                    self.parts.push(ShellPart::End);
                 }
                 '#' => while self.rest.next_if(|c| *c != '\n').is_some() {},
                 '<' | '>' => ends.extend(self.redirection()),
@@ -370,6 +471,12 @@ impl Cutter<'_> {
             }
         }
         self.end_command();
+    }
+
+    /// Whether what stands before `)` is what a `case` compares with, and no command.
+    fn is_label(&self) -> bool {
+        let is_one = |word: &Word| matches!(word, Word::Pattern(_)) || !word.text().contains('/');
+        self.depth == 0 && self.words.len() == 1 && self.words.iter().all(is_one)
     }
 
     fn end_command(&mut self) {
@@ -408,6 +515,9 @@ impl Cutter<'_> {
 
     fn word(&mut self) -> Word {
         let (mut text, mut is_open) = (String::new(), false);
+        // The signs of a pattern, as far as they are not quoted.
+        let mut signs = String::new();
+        let is_home = self.rest.peek() == Some(&'~');
         while let Some(&c) = self.rest.peek() {
             match c {
                 _ if c.is_whitespace() || ";&|()<>".contains(c) => break,
@@ -424,10 +534,25 @@ impl Cutter<'_> {
                     text.extend(self.rest.next().filter(|c| *c != '\n'));
                 }
                 '$' | '`' => is_open |= self.computed(&mut text),
-                _ => text.extend(self.rest.next()),
+                _ => {
+                    self.rest.next();
+                    text.push(c);
+                    signs.extend("*?[]".contains(c).then_some(c));
+                }
             }
         }
-        if is_open { Word::Open(text) } else { Word::Said(text) }
+        // A single bracket is a command.
+        let is_pattern = signs.contains(['*', '?']) || signs.contains("[]");
+        match () {
+            () if is_open => Word::Open(text),
+            () if is_home && !is_pattern && (text == "~" || text.starts_with("~/")) => {
+                Word::Home(text)
+            }
+            // Of another user, or a pattern beneath the home.
+            () if is_home => Word::Open(text),
+            () if is_pattern => Word::Pattern(text),
+            () => Word::Said(text),
+        }
     }
 
     /// To the end of double quotes; whether it holds anything computed.
@@ -509,7 +634,7 @@ mod tests {
             Started::File(_, path) => path.display().to_string(),
             Started::Unknown(what) => format!("? {what}"),
         };
-        started(argv, Path::new("/w")).into_iter().map(said).collect()
+        started(argv, Path::new("/w"), Some(Path::new("/h"))).into_iter().map(said).collect()
     }
 
     #[track_caller]
@@ -575,6 +700,42 @@ mod tests {
             &["? $P/z.sh", "? $P/sub/lib.sh", "/p/y.sh"],
         );
         line("$SMELT_IN_A/run.sh; cd \"$SMELT_IN_A\"; ./x.sh; sh $TMPDIR/x", &[]);
+    }
+
+    #[test]
+    fn a_shell_s_home_is_known() {
+        line("~/x.sh; sh ~/y.sh; . '~/no'", &["/h/x.sh", "/h/y.sh", "/w/~/no"]);
+        line("cd ~/d; ./z.sh; sh -c ~/x.sh", &["/h/d/z.sh", "/h/x.sh"]);
+        line("~u/x.sh; ~/$X/y; sh ~/*.sh", &["? ~u/x.sh", "? ~/$X/y", "? ~/*.sh"]);
+        check(&["sh", "~/x.sh"], &["/w/~/x.sh"]);
+        let none = started(&["sh", "-c", "~/x.sh"], Path::new("/w"), None);
+        assert_eq!(none, [Started::Unknown("~/x.sh".to_owned())]);
+    }
+
+    #[test]
+    fn what_a_pattern_matches_is_unknown_but_of_what_the_stage_made() {
+        line("/d/tool.s*", &["? /d/tool.s*"]);
+        line("sh /d/[ab].sh; [ -e /d/x ] && cd /p; ./t?", &["? /d/[ab].sh", "? /p/./t?"]);
+        line("'/d/a*b.sh'; \"/d/c?\"; /d/\\*", &["/d/a*b.sh", "/d/c?", "/d/*"]);
+        line("./own*.sh; ls /d/*; \"$SMELT_IN_A\"/*.sh; cd o*; ./x.sh", &["/w/o*/x.sh"]);
+        line("case $1 in\n/d/*) sh /p/x.sh;; b) sh /p/y.sh;; esac", &["/p/x.sh", "/p/y.sh"]);
+    }
+
+    #[test]
+    fn names_are_unknown_where_the_line_says_where_they_are_found() {
+        line("PATH=/d:$PATH tool.sh; other.sh", &["? tool.sh"]);
+        line("export PATH=/d:$PATH; tool.sh x; echo y | sed z", &["? tool.sh", "? sed"]);
+        line("PATH=/d; X=1 nice tool.sh; sh -c 'deep.sh'", &["? tool.sh", "? sh", "? deep.sh"]);
+        line("XPATH=/d tool.sh; export X=PATH=1; tool.sh", &[]);
+        check(&["env", "PATH=/d", "tool.sh"], &["? tool.sh"]);
+    }
+
+    #[test]
+    fn what_find_starts_counts_and_what_it_finds_is_unknown() {
+        check(&["find", "/d", "-exec", "sh", "/p/x.sh", "{}", ";"], &["/p/x.sh"]);
+        line("find /d -name x -exec {} \\;", &["? find -exec {}"]);
+        line("find . -name '*.sh' -ok sh {} + -exec /p/y {} +", &["? find -exec {}", "/p/y"]);
+        line("find /d -name '*.sh' -print", &[]);
     }
 
     #[test]
