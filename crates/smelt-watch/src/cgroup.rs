@@ -124,8 +124,7 @@ impl Cgroups {
             made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > EMPTY_TIME_MAX))
         };
         for entry in self.named(PREFIX).filter(is_old) {
-            // The kernel refuses it where somebody is in it: a shim that waits stays in its group.
-            let _ = fs::remove_dir(entry.path());
+            remove_empty(&entry.path());
         }
     }
 
@@ -294,6 +293,21 @@ fn kill_all(dir: &Path) {
 fn children(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path())
+}
+
+/// Removes a group with those below it if nobody is in any: a shim that waits stays in its group, and what a stage has
+/// made there is its own as long.
+fn remove_empty(dir: &Path) {
+    // Nearly all have none below; the kernel refuses it where somebody is in it.
+    if fs::remove_dir(dir).is_err() && is_empty(dir) {
+        children(dir).for_each(|child| remove_empty(&child));
+        let _ = fs::remove_dir(dir);
+    }
+}
+
+/// Whether nobody is in a group or in those below it.
+fn is_empty(dir: &Path) -> bool {
+    read(dir, "cgroup.procs").trim().is_empty() && children(dir).all(|child| is_empty(&child))
 }
 
 /// With the groups below it: they are removed from the leaves on.
@@ -527,22 +541,30 @@ mod tests {
     /// As a run leaves them that was killed, whatever its store.
     #[test]
     fn old_and_empty_groups_go() {
-        let root = tree(&[("other/x", ""), ("smelt-run.lives.1/x", "")]);
+        let root = tree(&[
+            ("other/x", ""),
+            ("smelt-run.lives.1/x", ""),
+            ("smelt-run.full.1/container/cgroup.procs", "7\n"),
+        ]);
         let here = |name: &str| root.path().join(name);
         let at = |name: &str, seconds| {
             let made = std::time::SystemTime::now() - Duration::from_secs(seconds);
             fs::File::open(here(name)).unwrap().set_modified(made).unwrap();
         };
-        for name in ["smelt-run.old.1", "smelt-run.new.1", "old"] {
-            fs::create_dir(here(name)).unwrap();
+        let nested = ["smelt-run.nested.1/container/init", "smelt-run.full.1/empty"];
+        for name in ["smelt-run.old.1", "smelt-run.new.1", "old"].into_iter().chain(nested) {
+            fs::create_dir_all(here(name)).unwrap();
         }
-        for name in ["smelt-run.old.1", "smelt-run.lives.1", "old"] {
+        let old = ["old", "lives", "nested", "full"].map(|name| format!("smelt-run.{name}.1"));
+        for name in old.iter().map(String::as_str).chain(["old"]) {
             at(name, 3600);
         }
         let memory = root.path().to_owned();
         Cgroups { version: Version::V2, top: memory.clone(), memory, unified: None }.sweep_empty();
         let left = ["smelt-run.old.1", "smelt-run.new.1", "smelt-run.lives.1", "old"];
         assert_eq!(left.map(|name| here(name).exists()), [false, true, true, true]);
+        assert!(!here("smelt-run.nested.1").exists(), "a container's go with it");
+        assert!(here("smelt-run.full.1/empty").exists(), "somebody lives beside it");
     }
 
     #[test]
