@@ -25,12 +25,14 @@ use crate::store::{Store, StoreError};
 const JOURNAL_BYTES_MAX: u64 = 64 << 20;
 /// So many runs begun in one moment have a name each.
 const NAME_TRIES: u64 = 64;
+/// The last second of the year 9999, beyond which no name says a moment.
+const SECOND_MAX: u64 = 253_402_300_799;
 /// Leaves room for an ending within the system's 255.
 const NAME_BYTES_MAX: usize = 200;
 
 /// The name of a run: when it started (UTC), the last four digits being 65,536ths of the second, as
 /// in `20261121-154233-1a2b`.  Sorts in the order in which runs began: where the clock went back, or was wrong
-/// before, it is the next name behind the newest.
+/// before, or shows a year beyond 9999, it is the next name behind the newest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(String);
 
@@ -78,6 +80,8 @@ impl Store {
     /// A name that no run has had and that sorts behind all that are known, and its lock.
     pub(crate) fn new_name(&self, now: SystemTime) -> Result<(RunId, LockGuard), StoreError> {
         let newest = self.newest_moment()?;
+        // A clock that shows what no name can say is wrong, and the last name would leave none to others.
+        let now = if is_beyond(now) { newest.unwrap_or(UNIX_EPOCH) } else { now };
         // Boards without a clock begin at the same time again and again.
         let (now, first) = if newest >= Some(now) { (newest.unwrap_or(now), 1) } else { (now, 0) };
         for attempt in first..first + NAME_TRIES {
@@ -324,11 +328,12 @@ impl Journal {
 }
 
 impl RunId {
-    /// The `attempt`th name from that moment on.
+    /// The `attempt`th name from that moment on; the last name for what is later than it.
     pub(crate) fn new(now: SystemTime, attempt: u64) -> Self {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let ticks = (u64::from(since.subsec_nanos()) << 16) / 1_000_000_000 + attempt;
-        let (second, tick) = (since.as_secs() + (ticks >> 16), ticks & 0xffff);
+        let (second, tick) = (since.as_secs().saturating_add(ticks >> 16), ticks & 0xffff);
+        let (second, tick) = (second, tick).min((SECOND_MAX, 0xffff));
         Self(format!("{}-{tick:04x}", utc(second)))
     }
 
@@ -352,7 +357,7 @@ impl RunId {
 
     /// A moment (UTC) as [`RunId::began`] writes it; `seconds` of the Unix era.
     pub fn clock(seconds: u64) -> String {
-        Self::new(UNIX_EPOCH + Duration::from_secs(seconds), 0).began()
+        Self::new(UNIX_EPOCH + Duration::from_secs(seconds.min(SECOND_MAX)), 0).began()
     }
 
     /// When it began (UTC), as in `2026-11-21 15:42:33`, as far as the name says.
@@ -387,6 +392,11 @@ impl FromStr for RunId {
             _ => Err(NotARunId { text: text.chars().take(80).collect() }),
         }
     }
+}
+
+/// Whether no name says that moment.
+fn is_beyond(moment: SystemTime) -> bool {
+    moment.duration_since(UNIX_EPOCH).is_ok_and(|since| since.as_secs() > SECOND_MAX)
 }
 
 /// Writes a second of the Unix era as `YYYYMMDD-HHMMSS` in UTC.
@@ -452,6 +462,7 @@ mod tests {
         check_utc(1_795_275_753, "20261121-154233");
         check_utc(4_107_542_399, "21000228-235959");
         check_utc(4_107_542_400, "21000301-000000");
+        check_utc(SECOND_MAX, "99991231-235959");
     }
 
     #[test]
@@ -462,6 +473,19 @@ mod tests {
         assert_eq!(at(1_795_275_753, 999_999_999).as_str(), "20261121-154233-ffff");
         let late = UNIX_EPOCH + std::time::Duration::new(1_795_275_753, 999_999_999);
         assert_eq!(RunId::new(late, 1).as_str(), "20261121-154234-0000");
+    }
+
+    #[test]
+    fn years_beyond_9999_have_no_names_of_their_own() {
+        let last: RunId = "99991231-235959-ffff".parse().unwrap();
+        for second in [SECOND_MAX + 1, 3_188_570_520_000] {
+            let late = UNIX_EPOCH + Duration::from_secs(second);
+            assert_eq!(RunId::new(late, 7), last);
+            assert!(is_beyond(late));
+        }
+        assert!(!is_beyond(UNIX_EPOCH + Duration::from_secs(SECOND_MAX)) && !is_beyond(UNIX_EPOCH));
+        assert_eq!(RunId::new(last.moment().unwrap(), 1), last);
+        assert_eq!(RunId::clock(u64::MAX), "9999-12-31 23:59:59");
     }
 
     #[test]

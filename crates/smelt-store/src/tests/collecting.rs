@@ -381,6 +381,14 @@ fn runs_are_in_the_order_in_which_they_began() {
     }
     assert_eq!(store.journals().unwrap(), begun);
     assert_eq!(begun[1].as_str(), "20310101-000000-0001");
+    // A year beyond 9999 counts for nothing, and leaves names to those that follow.
+    for second in [3_188_570_520_000, 1_795_275_755] {
+        let run = store.begin_run(UNIX_EPOCH + Duration::from_secs(second)).unwrap();
+        run.journal().append(&json!({})).unwrap();
+        begun.push(run.id().clone());
+        run.finish().unwrap();
+    }
+    assert_eq!(store.journals().unwrap(), begun);
 }
 
 #[test]
