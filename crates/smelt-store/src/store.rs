@@ -83,6 +83,20 @@ pub enum StoreError {
         /// What it is.
         what: &'static str,
     },
+    /// The action log may not be opened: by its mode, its owner, or a flag that `chattr` sets.
+    #[error(
+        "cannot {doing} {}: {source}; check who owns it, and if that is you repair the store with: \
+         smelt cache fsck --repair",
+        path.display()
+    )]
+    ClosedLog {
+        /// The operation, as a verb.
+        doing: &'static str,
+        /// The log.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
     /// It cannot be known what must be kept.
     #[error(
         "{} is damaged, so what must be kept is not known; repair the store with: smelt cache \
@@ -250,7 +264,8 @@ impl Store {
         }
         check_action_log(disk.as_ref(), &layout)?;
         // Read when it is first asked.
-        let actions = Mutex::new(Actions::new(action_log(&disk, &layout, access)?));
+        let log = action_log(&disk, &layout, access).map_err(|error| closed(error, access))?;
+        let actions = Mutex::new(Actions::new(log));
         let inner = Inner { disk, layout, access, actions, digester, mended, _lock: lock };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -653,7 +668,39 @@ fn action_log(
     }
 }
 
+/// Names the repair where the log may not be opened, but to whoever repairs it just now.
+fn closed(error: DiskError, access: Access) -> StoreError {
+    match error {
+        DiskError::NoAccess { doing, path, source }
+            if access != Access::Exclusive && source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            StoreError::ClosedLog { doing, path, source }
+        }
+        error => error.into(),
+    }
+}
+
 /// Whether a rename of a directory failed because the other name is in use.
 pub(crate) fn is_taken(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::DirectoryNotEmpty)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_open_the_log_hears_of_the_repair() {
+        let names_it = |kind: io::ErrorKind, access| {
+            let error = fault("open", Path::new("/c/ac.log"))(kind.into());
+            let error = closed(error, access).to_string();
+            assert!(error.starts_with("cannot open /c/ac.log: "), "{error}");
+            error.contains("smelt cache fsck --repair")
+        };
+        let denied = io::ErrorKind::PermissionDenied;
+        assert!(names_it(denied, Access::Shared) && names_it(denied, Access::ReadOnly));
+        assert!(!names_it(denied, Access::Exclusive), "it is what could not cure it");
+        assert!(!names_it(io::ErrorKind::ReadOnlyFilesystem, Access::Shared));
+        assert!(!names_it(io::ErrorKind::Other, Access::Shared));
+    }
 }

@@ -259,6 +259,7 @@ fn repair_cures_a_log_that_is_no_file_or_cannot_be_written() {
         ("rm ac.log; ln -s /dev/null ac.log", true),
         ("chattr +i ac.log", false),
         ("chattr +a ac.log", false),
+        ("chmod 000 ac.log", false),
     ] {
         let world = World::of_commands(&TWO);
         world.run(&[]);
@@ -268,6 +269,11 @@ fn repair_cures_a_log_that_is_no_file_or_cannot_be_written() {
         }
         let checked = world.smelt(&["cache", "fsck"]);
         assert_eq!(checked.code == Some(1), is_said, "{damage}: {}", checked.stderr);
+        let refused = world.smelt(&["run", "p.toml"]);
+        // Modes keep nothing from root.
+        let is_open = damage.starts_with("chmod") && refused.code == Some(0);
+        let is_named = refused.stderr.contains("smelt cache fsck --repair");
+        assert!(is_open || is_named, "{damage}: {}", refused.stderr);
         let repaired = world.smelt(&["cache", "fsck", "--repair"]);
         assert_eq!(repaired.code, Some(0), "{damage}: {}", repaired.stderr);
         assert_eq!(statuses(&world.run(&[])), ["a hit", "b hit"], "{damage}");

@@ -304,8 +304,9 @@ fn fsck(root: &Path, flags: &FsckFlags) -> Result<Exit, Failed> {
 
 /// Whether nothing is known of a store: the disk failed, or there is none, or none of ours.
 fn is_unseen(error: &StoreError) -> bool {
-    use StoreError::{Disk, NoStore, NotAStore, OtherFormat, Unfit};
+    use StoreError::{ClosedLog, Disk, NoStore, NotAStore, OtherFormat, Unfit};
     match error {
+        ClosedLog { .. } => true,
         Disk(_) => !error.is_stopped(),
         error => {
             matches!(error, NoStore { .. } | NotAStore { .. } | OtherFormat { .. } | Unfit { .. })
