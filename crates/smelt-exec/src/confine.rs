@@ -7,6 +7,7 @@
 //! confined where a program is strict; modes, owners and times of files not by Landlock, which does not know
 //! them.  It knows no stages: who may do what is decided by whoever asks.
 
+pub(crate) mod apart;
 mod capabilities;
 mod devices;
 mod filter;
@@ -101,6 +102,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) places: &'a [&'a Path],
     /// What it needs of root's rights besides the usual ones, by name.
     pub(crate) capabilities: &'a [String],
+    /// Whether it is started where no other user's processes are in its reach.
+    pub(crate) is_apart: bool,
     /// Whether it sees the machine's shared memory, where it could have its own.
     pub(crate) shares: bool,
     /// What stands at `/tmp`, where that can be told from the machine's.
@@ -193,14 +196,23 @@ pub enum Space {
     Own,
     /// Those that hold what it starts, with the machine's `/dev/shm`.
     Shared,
+    /// As `Own`, for what declares rights of root's: they are rights over the machine, so it is not set apart from that.
+    OwnPrivileged,
+    /// As `Shared`, for what declares rights of root's.
+    SharedPrivileged,
     /// None: what it starts is held to nothing.
     Free,
 }
 
 impl Space {
     /// Each, and the word for it.
-    const ALL: [(Self, &'static str); 3] =
-        [(Self::Own, "own"), (Self::Shared, "shared"), (Self::Free, "free")];
+    const ALL: [(Self, &'static str); 5] = [
+        (Self::Own, "own"),
+        (Self::Shared, "shared"),
+        (Self::OwnPrivileged, "own-privileged"),
+        (Self::SharedPrivileged, "shared-privileged"),
+        (Self::Free, "free"),
+    ];
 
     /// The space of a word.
     pub fn parse(word: &str) -> Option<Self> {
@@ -211,26 +223,48 @@ impl Space {
         let found = Self::ALL.iter().find(|(space, _)| *space == self);
         found.expect("the list has them all").1
     }
+
+    /// Whether what it starts has a `/dev/shm` of its own.
+    fn is_own(self) -> bool {
+        matches!(self, Self::Own | Self::OwnPrivileged)
+    }
+
+    /// Whether what it starts sees the machine's `/dev/shm`, and is held all the same.
+    pub(crate) fn shares(self) -> bool {
+        matches!(self, Self::Shared | Self::SharedPrivileged)
+    }
+}
+
+/// What a process has that was prepared for starting what its space holds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Prepared {
+    pub(crate) shared: Shared,
+    /// Whether it is in a user name space of its own.
+    pub(crate) is_apart: bool,
 }
 
 /// Prepares this process, which has one thread yet, for starting what its space holds.
 ///
-/// Where a user name space is the only way it enters one.  With Landlock it takes a `/dev/shm` of its own where
+/// Where a user name space is the only way it enters one; root is taken into one where the supervisor maps it (`is_mapped`), which waits for
+/// a word then.  With Landlock it takes a `/dev/shm` of its own where
 /// it may mount: what a program leaves there can be told from what others keep there.  Where it
 /// cannot, what is started is not held, and says so.  System calls are refused here, once for all that it starts: a filter
 /// takes longer than many a stage.
-pub(crate) fn prepare(space: Space) -> Shared {
+pub(crate) fn prepare(space: Space, is_mapped: bool) -> Prepared {
     if space == Space::Free {
-        return Shared::Everybodys;
+        return Prepared { shared: Shared::Everybodys, is_apart: false };
     }
+    let is_mapped = is_mapped && apart::enter();
     let (has_landlock, may_mount) = (has_landlock(), capabilities::may_mount());
-    let is_own = space == Space::Own && has_landlock && may_mount && mounts::own_shared().is_ok();
-    let by_mounts = || is_wanted("mounts") && (may_mount || mounts::enter_user_namespace().is_ok());
-    if has_landlock || by_mounts() {
+    let is_own = space.is_own() && has_landlock && may_mount && mounts::own_shared().is_ok();
+    let by_mounts = !has_landlock && is_wanted("mounts");
+    let enters = by_mounts && !may_mount && mounts::enter_user_namespace().is_ok();
+    if has_landlock || by_mounts && (may_mount || enters) {
         // A kernel without filters has the rest, and `plan` says so.
         let _ = filter::refuse_beyond();
     }
-    if is_own { Shared::Own } else { Shared::Everybodys }
+    let shared = if is_own { Shared::Own } else { Shared::Everybodys };
+    Prepared { shared, is_apart: is_mapped || enters }
 }
 
 /// Whose `/dev/shm` this process sees.
@@ -321,7 +355,7 @@ fn bound(command: &mut Command, bounds: Bounds<'_>) -> io::Result<Started> {
         mounts::own_queues();
     }
     let network = bounds.strict.map(|strict| network::hold(strict, is_covered)).transpose()?;
-    capabilities::drop_but(bounds.capabilities)?;
+    capabilities::drop_but(bounds.capabilities, true)?;
     rules(bounds)?.restrict_self().map_err(io::Error::other)?;
     Ok((network, command.spawn()?))
 }
@@ -355,7 +389,7 @@ fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way
 /// Programs whose files give them rights keep them only where nothing is held.
 fn free_of_rights(command: &mut Command, bounds: Bounds<'_>, is_held: bool) -> io::Result<Started> {
     let network = bounds.strict.map(|strict| network::hold(strict, is_held)).transpose()?;
-    capabilities::drop_but(bounds.capabilities)?;
+    capabilities::drop_but(bounds.capabilities, bounds.is_apart || !is_held)?;
     if is_held {
         nix::sys::prctl::set_no_new_privs()?;
     }

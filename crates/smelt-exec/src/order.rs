@@ -89,10 +89,15 @@ impl ProcessSpec {
     /// lies there.
     pub(crate) fn space(&self) -> Space {
         let declares = |place: &str| self.writes.iter().any(|own| own == Path::new(place));
-        match declares("/") {
-            true => Space::Free,
-            false if declares(SHARED) || self.names_beneath(SHARED) => Space::Shared,
-            false => Space::Own,
+        if declares("/") {
+            return Space::Free;
+        }
+        let shares = declares(SHARED) || self.names_beneath(SHARED);
+        match (self.capabilities.is_empty(), shares) {
+            (true, false) => Space::Own,
+            (true, true) => Space::Shared,
+            (false, false) => Space::OwnPrivileged,
+            (false, true) => Space::SharedPrivileged,
         }
     }
 

@@ -26,7 +26,7 @@ use nix::unistd::{AccessFlags, Pid, access, close, getpgid, getppid, setpgid, se
 use smelt_watch::{Disks, Tree, is_stopped};
 
 use crate::attempt::readable;
-use crate::confine::{self, AppliedConfinement, Bounds, Space, TMP};
+use crate::confine::{self, AppliedConfinement, Bounds, Prepared, Space, TMP};
 use crate::log;
 use crate::order::{INPUTS_FILE, ProcessSpec, ShimOrder, ShimReport, Strict};
 
@@ -47,9 +47,10 @@ const CLOCK_TICK: Duration = Duration::from_secs(1);
 /// A tree that still grows then is a fork storm, which halting does not cure.
 const HALT_PASSES: u32 = 10;
 
-/// Runs the shim to its end; the process then exits with the code returned.
-pub fn main(space: Space) -> u8 {
-    match lead(space) {
+/// Runs the shim to its end; the process then exits with the code returned.  The supervisor of one that `is_mapped` waits for its word
+/// and maps its user name space.
+pub fn main(space: Space, is_mapped: bool) -> u8 {
+    match lead(space, is_mapped) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("smelt: stage shim: {error}");
@@ -67,16 +68,16 @@ static IS_LEADING: AtomicBool = AtomicBool::new(false);
 /// Whether a stage was killed because its time was over.
 static IS_LATE: AtomicBool = AtomicBool::new(false);
 
-fn lead(space: Space) -> io::Result<()> {
+fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
     close_inherited();
     leave_terminal()?;
     prctl::set_child_subreaper(true)?;
-    let shared = confine::prepare(space);
+    let Prepared { shared, is_apart } = confine::prepare(space, is_mapped);
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
     while let Ok(ShimOrder { order, log, scratch, must_hold, .. }) = orders.recv() {
         let before = Usage::of_children();
-        let report = match start(&order, &scratch, must_hold) {
+        let report = match start(&order, &scratch, must_hold, is_apart) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
                 let report = attend(leader, output, &log, &before, disks);
@@ -164,6 +165,7 @@ fn start(
     order: &ProcessSpec,
     scratch: &Path,
     must_hold: bool,
+    is_apart: bool,
 ) -> io::Result<(Pid, io::PipeReader, AppliedConfinement)> {
     let (program, arguments) =
         order.argv.split_first().ok_or_else(|| io::Error::other("no program to run"))?;
@@ -193,7 +195,8 @@ fn start(
     let bounds = Bounds {
         places: &order.places(scratch),
         capabilities: &order.capabilities,
-        shares: order.space() == Space::Shared,
+        is_apart,
+        shares: order.space().shares(),
         // What it names there it must see.
         tmp: (!order.names_beneath(TMP)).then_some(scratch),
         must_hold: must_hold || order.strict.is_some(),

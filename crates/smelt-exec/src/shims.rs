@@ -9,6 +9,7 @@ use std::env;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use smelt_watch::{Group, Listener, Tree, is_zombie};
 
-use crate::confine::{Space, VARIABLE};
+use crate::confine::{Space, VARIABLE, apart};
 use crate::orphans::MARK;
 
 /// SIGKILL is prompt; what is still there after this is stuck in the kernel.
@@ -34,6 +35,8 @@ pub(crate) struct Shims {
     idle: Mutex<Vec<Shim>>,
     /// Hears what the kernel tells of their trees; a run that starts nothing needs none.
     listener: OnceLock<Listener>,
+    /// Whether the kernel does not let us map their user name spaces.
+    is_refused_maps: AtomicBool,
 }
 
 /// A shim, with the pipes to it.
@@ -53,7 +56,13 @@ impl Shims {
         prctl::set_child_subreaper(true)?;
         let mark = format!("{run}/shim");
         let listener = OnceLock::new();
-        Ok(Self { mark, live: Mutex::default(), idle: Mutex::default(), listener })
+        Ok(Self {
+            mark,
+            live: Mutex::default(),
+            idle: Mutex::default(),
+            listener,
+            is_refused_maps: AtomicBool::new(false),
+        })
     }
 
     /// What hears of the trees below them.
@@ -82,13 +91,31 @@ impl Shims {
         Some(idle.remove(place))
     }
 
-    /// Starts a shim, in a process group of its own so that Ctrl-C reaches only us before it has left the terminal; the
-    /// lock keeps `kill_adopted` from taking it for an orphan.
+    /// Starts a shim, apart from other users' processes where it is to be.
     fn start(&self, space: Space) -> io::Result<Shim> {
+        if !apart::is_for(space) || self.is_refused_maps.load(Ordering::Relaxed) {
+            return self.spawn(space, false);
+        }
+        let mut shim = self.spawn(space, true)?;
+        if apart::map(shim.process.id(), &mut shim.input, &mut shim.output).is_ok() {
+            return Ok(shim);
+        }
+        // It is nobody in its name space, and the next would be, too.
+        self.is_refused_maps.store(true, Ordering::Relaxed);
+        let _ = shim.process.kill();
+        let _ = shim.process.wait();
+        self.forget(shim.process.id());
+        self.spawn(space, false)
+    }
+
+    /// Starts the process, in a process group of its own so that Ctrl-C reaches only us before it has left the terminal; the
+    /// lock keeps `kill_adopted` from taking it for an orphan.
+    fn spawn(&self, space: Space, is_mapped: bool) -> io::Result<Shim> {
         let mut live = self.live();
         let mut process = Command::new("/proc/self/exe")
             .arg0("smelt")
             .args(["stage", "shim", space.word()])
+            .args(is_mapped.then_some("--mapped"))
             .env_clear()
             .env(MARK, &self.mark)
             .envs(env::var_os(VARIABLE).map(|way| (VARIABLE, way)))

@@ -484,9 +484,12 @@ pub(crate) struct StageFlags {
 pub(crate) enum StagePart {
     /// Lead a stage's processes
     Shim {
-        /// The name spaces that hold them: own, shared or free
-        #[arg(value_parser = |word: &str| Space::parse(word).ok_or("own, shared or free"))]
+        /// The name spaces that hold them: own, shared, own-privileged, shared-privileged or free
+        #[arg(value_parser = |word: &str| Space::parse(word).ok_or("own, shared, own-privileged, shared-privileged or free"))]
         space: Space,
+        /// Enter a user name space that the supervisor maps
+        #[arg(long)]
+        mapped: bool,
     },
     /// Do the work of a stage of smelt's own
     Work {

@@ -1,9 +1,9 @@
 """Tries to do what a stage must not: one line for each way that worked, `NAME: how`.
 
 Runs as a stage, in its own directory.  Says nothing on standard output: a complaint there would end
-the attempt for another reason.  usage: attacks.py VICTIM PID OUT, where VICTIM is a file outside of the stage's
+the attempt for another reason.  usage: attacks.py VICTIM PID OUT [OTHER], where VICTIM is a file outside of the stage's
 directory that its user may write, and PID a process of the same user that has it open, listens on the abstract
-socket of its own number and knows nothing of the stage.  VICTIM.setuid is `id` of another user's, who has given it his rights.
+socket of its own number and knows nothing of the stage.  OTHER is such a process of another user's.  VICTIM.setuid is `id` of another user's, who has given it his rights.
 """
 
 import ctypes
@@ -21,6 +21,7 @@ import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
 victim, pid, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+other = int(sys.argv[4]) if sys.argv[4:] else None
 ATTACKS = []
 
 
@@ -390,6 +391,58 @@ def mounted_anew():
             become_root_of_a_name_space()
             mount(b"dev", "there", b"devtmpfs", 0)
         return any_opened(f"there/{name}" for name in os.listdir("/sys/block"))
+
+    return in_child(work)
+
+
+def user_of_other():
+    if other is None:
+        raise OSError(errno.ESRCH, "nobody")
+    return os.stat(f"/proc/{other}").st_uid
+
+
+def become_other():
+    user = user_of_other()
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+@attack
+def root_of_another_user():
+    """Is another user while it opens what leads out of every mount name space, and then itself again."""
+
+    def work():
+        user = user_of_other()
+        libc.setfsgid(user)
+        libc.setfsuid(user)
+        root = os.open(f"/proc/{other}/root", os.O_PATH | os.O_DIRECTORY)
+        libc.setfsuid(os.getuid())
+        libc.setfsgid(os.getgid())
+        os.close(os.open(victim.lstrip("/"), os.O_WRONLY, dir_fd=root))
+        return "setfsuid"
+
+    return in_child(work)
+
+
+@attack
+def trace_of_another_user():
+    def work():
+        become_other()
+        # PTRACE_SEIZE, which stops nobody.
+        if libc.ptrace(0x4206, other, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "ptrace")
+        return "PTRACE_SEIZE"
+
+    return in_child(work)
+
+
+@attack
+def descriptor_of_another_user():
+    def work():
+        become_other()
+        os.write(call(438, call(434, other, 0), 3, 0), b"by another's descriptor\n")
+        return "pidfd_getfd"
 
     return in_child(work)
 

@@ -14,10 +14,16 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// A process that others may attack: it has `victim` open as 3 and listens.
-const VICTIM: &str = "import os, socket, sys
+/// A process that others may attack: it has `victim` open as 3 and listens, as the user that it is told.
+const VICTIM: &str = "import ctypes, os, socket, sys
 os.setpgid(0, 0)
 os.dup2(os.open(sys.argv[1], os.O_RDWR), 3)
+for user in map(int, sys.argv[2:]):
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    # One that was somebody else before is kept from its own user, unless it says otherwise (PR_SET_DUMPABLE).
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 server = socket.socket(socket.AF_UNIX)
 server.bind(f'\\0smelt-victim-{os.getpid()}')
 server.listen()
@@ -55,6 +61,22 @@ struct Attacked {
     stderr: String,
 }
 
+/// A user who starts nothing but a victim.
+const ANOTHER: &str = "65533";
+
+/// A victim of the stage's own user's, or of another's.
+fn victim(world: &World, side: Side, another: Option<&str>) -> Killed {
+    let mut victim = Command::new(PYTHON);
+    victim.args(["-c", VICTIM]).arg(world.path("victim")).args(another).stdout(Stdio::piped());
+    if another.is_none() {
+        side.start(&mut victim);
+    }
+    let mut victim = Killed(victim.spawn().unwrap());
+    let mut ready = [0; 5];
+    std::io::Read::read_exact(victim.0.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    victim
+}
+
 /// Runs every attack in a stage that is held in this way.  `None` where this machine cannot.
 fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
     if !side.is_here() {
@@ -65,15 +87,12 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
     fs::write(world.path("attacks.py"), include_str!("attacks.py")).unwrap();
     world.write("victim", "as it was\n");
     world.write("left-open", "");
-    let mut victim = Command::new(PYTHON);
-    victim.args(["-c", VICTIM]).arg(world.path("victim")).stdout(Stdio::piped());
     for name in ["", "attacks.py", "victim", "left-open", "p.toml"] {
         side.give(&world.path(name));
     }
-    side.start(&mut victim);
-    let mut victim = Killed(victim.spawn().unwrap());
-    let mut ready = [0; 5];
-    std::io::Read::read_exact(victim.0.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    let own = victim(&world, side, None);
+    let other = is_root().then(|| victim(&world, side, Some(ANOTHER)));
+    let other = other.as_ref().map_or_else(String::new, |other| other.0.id().to_string());
     if is_root() {
         let node = world.path("victim.node");
         let status = Command::new("mknod").arg(&node).args(["b", "7", "0"]).status().unwrap();
@@ -82,7 +101,8 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
         fs::set_permissions(&node, fs::Permissions::from_mode(0o666)).unwrap();
     }
     give_rights(&world.path("victim.setuid"), side);
-    let script = format!("{PYTHON} {folder}/attacks.py {folder}/victim {} .", victim.0.id());
+    let own = own.0.id();
+    let script = format!("{PYTHON} {folder}/attacks.py {folder}/victim {own} . {other}");
     let kind = "kind = \"command\"\n";
     let text = commands(&[&format!("a::{script} > o 2>&1 || {{ cat o; exit 1; }}")]);
     world.write(
@@ -327,6 +347,34 @@ fn rights_of_root_are_declared() {
     let refused = world.smelt(&["run", "p.toml"]);
     assert_eq!(refused.code, Some(3), "{}", refused.stderr);
     assert!(refused.stderr.contains("do you mean \"sys-admin\""), "{}", refused.stderr);
+}
+
+/// Whoever becomes another user reaches that user's processes: it takes a name space where they are not, or a word.
+#[test]
+fn root_becomes_others_where_their_processes_are_out_of_reach() {
+    let mut has_user_namespaces = Command::new("unshare");
+    if !is_root() || !has_user_namespaces.args(["-U", "true"]).status().unwrap().success() {
+        return println!("not run: no root, or no user name spaces");
+    }
+    let script = "a::touch f; chown 65533:65533 f; stat -c %u:%g f > o; rm f
+setpriv --reuid=65533 --regid=65533 --clear-groups id -u >> o || echo nobody >> o";
+    let check = |way: &str, more: &str, who: &str| {
+        let world = World::of_commands(&[script]);
+        let kind = "kind = \"command\"\n";
+        world.write("p.toml", &world.read("p.toml").replace(kind, &format!("{kind}{more}")));
+        let run = ended(world.command(&["run", "p.toml", "--json"]).env("SMELT_CONFINE", way));
+        let report: Value = serde_json::from_str(&run.stdout).unwrap();
+        if report["stages"][0]["attempts"][0]["confined_by"] != way {
+            return println!("not run: this machine has no {way}");
+        }
+        let said = fs::read_to_string(world.out("a").join("o")).unwrap();
+        assert_eq!(said, format!("65533:65533\n{who}\n"), "{way}, {more}: {}", run.stderr);
+    };
+    check("landlock", "", "65533");
+    check("mounts", "", "65533");
+    check("landlock", "capabilities = [\"sys-nice\"]\n", "65533");
+    check("mounts", "capabilities = [\"sys-nice\"]\n", "nobody");
+    check("mounts", "capabilities = [\"setuid\", \"setgid\"]\n", "65533");
 }
 
 /// Where smelt is the first process of a container, its group is one of the outside.

@@ -27,18 +27,23 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     // Without it `su` fails on systems that audit.
     .union(CapabilitySet::AUDIT_WRITE);
 
+/// What of it makes a thread another user, who may trace that user's processes and go through their `/proc/PID/root`, wherever that
+/// leads.
+const BECOMES_OTHERS: CapabilitySet = CapabilitySet::SETGID.union(CapabilitySet::SETUID);
+
 /// Whether this process may do what mounting and unsharing take.
 pub(super) fn may_mount() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// Leaves this thread, and what it starts, the usual ones and those `declared` by their names.
-pub(super) fn drop_but(declared: &[String]) -> io::Result<()> {
+/// Leaves this thread, and what it starts, the usual ones and those `declared` by their names.  Those that make it another user are
+/// usual where it `may_become_others`.
+pub(super) fn drop_but(declared: &[String], may_become_others: bool) -> io::Result<()> {
     let held = capabilities(None)?;
     if held.permitted.is_empty() && held.inheritable.is_empty() {
         return Ok(());
     }
-    let wanted = wanted(declared);
+    let wanted = wanted(declared, may_become_others);
     if held.effective.contains(CapabilitySet::SETPCAP) {
         bound(wanted)?;
     }
@@ -80,10 +85,11 @@ fn bound(wanted: CapabilitySet) -> io::Result<()> {
 }
 
 /// Bits are the kernel's numbers, which are the places in the list of names.
-fn wanted(declared: &[String]) -> CapabilitySet {
+fn wanted(declared: &[String], may_become_others: bool) -> CapabilitySet {
     let bit = |name: &String| CAPABILITIES.iter().position(|known| known == name);
     let bits = declared.iter().filter_map(bit).fold(0, |bits, place| bits | 1_u64 << place);
-    KEPT | CapabilitySet::from_bits_retain(bits)
+    let kept = if may_become_others { KEPT } else { KEPT - BECOMES_OTHERS };
+    kept | CapabilitySet::from_bits_retain(bits)
 }
 
 #[cfg(test)]
@@ -93,7 +99,7 @@ mod tests {
     #[test]
     fn names_stand_at_the_kernel_s_numbers() {
         let check = |name: &str, capability: CapabilitySet| {
-            assert_eq!(wanted(&[name.to_owned()]), KEPT | capability, "{name}");
+            assert_eq!(wanted(&[name.to_owned()], true), KEPT | capability, "{name}");
         };
         check("chown", CapabilitySet::CHOWN);
         check("linux-immutable", CapabilitySet::LINUX_IMMUTABLE);
@@ -102,6 +108,18 @@ mod tests {
         check("mknod", CapabilitySet::MKNOD);
         check("setfcap", CapabilitySet::SETFCAP);
         check("checkpoint-restore", CapabilitySet::CHECKPOINT_RESTORE);
+    }
+
+    #[test]
+    fn who_is_not_apart_becomes_nobody_else_undeclared() {
+        let others = |declared: &[&str]| {
+            let declared: Vec<_> = declared.iter().map(|&name| name.to_owned()).collect();
+            wanted(&declared, false) & BECOMES_OTHERS
+        };
+        assert_eq!(wanted(&[], false), KEPT - BECOMES_OTHERS);
+        assert_eq!(others(&["sys-nice"]), CapabilitySet::empty());
+        assert_eq!(others(&["setuid"]), CapabilitySet::SETUID);
+        assert_eq!(others(&["setuid", "setgid"]), BECOMES_OTHERS);
     }
 
     #[test]

@@ -83,9 +83,9 @@ pub(crate) fn worker(kind: Kind) -> Option<&'static Worker> {
 
 pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
     match &flags.part {
-        StagePart::Shim { space } => {
+        StagePart::Shim { space, mapped } => {
             call_process("smelt-shim");
-            match smelt_exec::shim::main(*space) {
+            match smelt_exec::shim::main(*space, *mapped) {
                 0 => Ok(Exit::Ok),
                 _ => Ok(Exit::StageFailed),
             }
