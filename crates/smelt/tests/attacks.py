@@ -94,6 +94,22 @@ def immutable():
 
 
 @attack
+def by_readers():
+    """Makes volumes, sets them read-only and seals files by descriptors that only read, which no rule about paths minds.  A file system
+    that was asked would have done it, had it known how."""
+    for path in (os.path.dirname(victim), victim):
+        reader = os.open(path, os.O_RDONLY)
+        for request in (0x50009401, 0x5000940E, 0x5000940F, 0x50009417, 0x50009418, 0x4008941A, 0xC0C89425, 0x5000943F, 0x40806685, 0x800C6613):
+            try:
+                fcntl.ioctl(reader, request, bytearray(4096))
+            except OSError as error:
+                if error.errno == errno.EPERM:
+                    continue
+            return f"ioctl {request:x}"
+    raise OSError(errno.EPERM, "none")
+
+
+@attack
 def kernel_settings():
     return any_opened(["/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger"])
 

@@ -42,20 +42,38 @@ enum Is {
     Equal(u32),
     /// Any other.
     Other(u32),
+    /// One of these.
+    OneOf(&'static [u32]),
     /// An address, and not none.
     Address,
 }
-use Is::{Address, Equal, Other};
+use Is::{Address, Equal, OneOf, Other};
 
 /// A call is refused where all of these are so.
 type Rule = (Call, &'static [Argument]);
 
+/// What file systems do to files and folders through a descriptor that only reads, so that no rule about paths and writing is asked.
+const BY_READERS: [u32; 11] = [
+    0x5000_9401, // BTRFS_IOC_SNAP_CREATE
+    0x5000_940e, // BTRFS_IOC_SUBVOL_CREATE
+    0x5000_940f, // BTRFS_IOC_SNAP_DESTROY
+    0x5000_9417, // BTRFS_IOC_SNAP_CREATE_V2
+    0x5000_9418, // BTRFS_IOC_SUBVOL_CREATE_V2
+    0x4008_941a, // BTRFS_IOC_SUBVOL_SETFLAGS
+    0xc0c8_9425, // BTRFS_IOC_SET_RECEIVED_SUBVOL
+    0xc0c0_9425, // the same in programs of 32 bits
+    0x5000_943f, // BTRFS_IOC_SNAP_DESTROY_V2
+    0x4080_6685, // FS_IOC_ENABLE_VERITY
+    0x800c_6613, // FS_IOC_SET_ENCRYPTION_POLICY
+];
+
 /// What no stage needs.
-const BEYOND: [Rule; 7] = [
+const BEYOND: [Rule; 8] = [
     // Types a letter as if the terminal's user had.
     (IOCTL, &[(1, Equal(0x5412))]),
     // Pastes what is marked on a console, and the like.
     (IOCTL, &[(1, Equal(0x541c))]),
+    (IOCTL, &[(1, OneOf(&BY_READERS))]),
     // Sets limits of another process; those of its own it sets by the number 0.
     (PRLIMIT, &[(0, Other(0)), (2, Address)]),
     // Of another group, and of all that its user runs.
@@ -135,6 +153,7 @@ fn rule(number: Option<u32>, when: &[Argument], refused: u32) -> Vec<sock_filter
         let test = match is {
             Equal(number) => vec![load(low), unless_equal(number, rest)],
             Other(number) => vec![load(low), if_equal(number, rest)],
+            OneOf(numbers) => [vec![load(low)], one_of(numbers, rest)].concat(),
             // Either half will do.
             Address => vec![load(low), unless_equal(0, 2), load(low + 4), if_equal(0, rest)],
         };
@@ -166,6 +185,16 @@ fn unless_equal(number: u32, skipped: usize) -> sock_filter {
 
 fn if_equal(number: u32, skipped: usize) -> sock_filter {
     instruction(JUMP | IS_EQUAL, number, skipped, 0)
+}
+
+/// Leaves out so many instructions where what was loaded is none of these.
+fn one_of(numbers: &[u32], skipped: usize) -> Vec<sock_filter> {
+    let left = |at: usize| numbers.len() - 1 - at;
+    let test = |(at, &number): (usize, &u32)| match left(at) {
+        0 => unless_equal(number, skipped),
+        left => if_equal(number, left),
+    };
+    numbers.iter().enumerate().map(test).collect()
 }
 
 fn instruction(code: u16, k: u32, if_so: usize, if_not: usize) -> sock_filter {
@@ -220,6 +249,11 @@ mod tests {
         check(&BEYOND, IOCTL, [0, 0x541c, 0], true);
         check(&BEYOND, IOCTL, [0, 0xffff_ffff_0000_5412, 0], true);
         check(&BEYOND, IOCTL, [0, 0x5401, 0], false);
+        for request in BY_READERS {
+            check(&BEYOND, IOCTL, [0, request.into(), 0], true);
+            check(&BEYOND, IOCTL, [0, u64::from(request) | 1 << 40, 0], true);
+            check(&BEYOND, IOCTL, [0, u64::from(request) ^ 0x40, 0], false);
+        }
         check(&BEYOND, PRLIMIT, [7, 7, set], true);
         check(&BEYOND, PRLIMIT, [7, 7, 1], true);
         check(&BEYOND, PRLIMIT, [7, 7, get], false);
