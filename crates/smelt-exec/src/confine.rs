@@ -104,6 +104,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) capabilities: &'a [String],
     /// Whether it is started where no other user's processes are in its reach.
     pub(crate) is_apart: bool,
+    /// Whether the `/dev/shm` where it is started is one that nobody else sees.
+    pub(crate) has_own_shared: bool,
     /// Whether it sees the machine's shared memory, where it could have its own.
     pub(crate) shares: bool,
     /// What stands at `/tmp`, where that can be told from the machine's.
@@ -194,6 +196,8 @@ impl Confinement {
 pub enum Space {
     /// Those that hold what it starts, with a `/dev/shm` of its own.
     Own,
+    /// As `Own`, for what is strict: the machine's `/dev/shm` is not to be seen.
+    Strict,
     /// Those that hold what it starts, with the machine's `/dev/shm`.
     Shared,
     /// As `Own`, for what declares rights of root's: they are rights over the machine, so it is not set apart from that.
@@ -206,8 +210,9 @@ pub enum Space {
 
 impl Space {
     /// Each, and the word for it.
-    const ALL: [(Self, &'static str); 5] = [
+    const ALL: [(Self, &'static str); 6] = [
         (Self::Own, "own"),
+        (Self::Strict, "strict"),
         (Self::Shared, "shared"),
         (Self::OwnPrivileged, "own-privileged"),
         (Self::SharedPrivileged, "shared-privileged"),
@@ -226,7 +231,7 @@ impl Space {
 
     /// Whether what it starts has a `/dev/shm` of its own.
     fn is_own(self) -> bool {
-        matches!(self, Self::Own | Self::OwnPrivileged)
+        matches!(self, Self::Own | Self::Strict | Self::OwnPrivileged)
     }
 
     /// Whether what it starts sees the machine's `/dev/shm`, and is held all the same.
@@ -247,8 +252,8 @@ pub(crate) struct Prepared {
 ///
 /// Where a user name space is the only way it enters one; root is taken into one where the supervisor maps it (`is_mapped`), which waits for
 /// a word then.  With Landlock it takes a `/dev/shm` of its own where
-/// it may mount: what a program leaves there can be told from what others keep there.  Where it
-/// cannot, what is started is not held, and says so.  System calls are refused here, once for all that it starts: a filter
+/// it may mount, for strict programs in a user name space if need be: what a program leaves there can be told from what others keep
+/// there, and strict ones do not see the latter.  Where it cannot be held at all, what is started is not held, and says so.  System calls are refused here, once for all that it starts: a filter
 /// takes longer than many a stage.
 pub(crate) fn prepare(space: Space, is_mapped: bool) -> Prepared {
     if space == Space::Free {
@@ -256,10 +261,14 @@ pub(crate) fn prepare(space: Space, is_mapped: bool) -> Prepared {
     }
     let is_mapped = is_mapped && apart::enter();
     let (has_landlock, may_mount) = (has_landlock(), capabilities::may_mount());
-    let is_own = space.is_own() && has_landlock && may_mount && mounts::own_shared().is_ok();
     let by_mounts = !has_landlock && is_wanted("mounts");
-    let enters = by_mounts && !may_mount && mounts::enter_user_namespace().is_ok();
-    if has_landlock || by_mounts && (may_mount || enters) {
+    // Landlock could only refuse all of the machine's shared memory, which programs make their semaphores in.
+    let hides =
+        has_landlock && space == Space::Strict && mounts::allows_user_namespaces(Path::new("/"));
+    let enters = (by_mounts || hides) && !may_mount && mounts::enter_user_namespace().is_ok();
+    let may_mount = may_mount || enters;
+    let is_own = space.is_own() && has_landlock && may_mount && mounts::own_shared().is_ok();
+    if has_landlock || by_mounts && may_mount {
         // A kernel without filters has the rest, and `plan` says so.
         let _ = filter::refuse_beyond();
     }
@@ -348,7 +357,8 @@ type Started = (Option<Network>, Child);
 /// By Landlock, which knows files and no sockets: what a strict program is not to see is covered besides, where we may.
 fn bound(command: &mut Command, bounds: Bounds<'_>) -> io::Result<Started> {
     let may_mount = capabilities::may_mount();
-    let is_covered = bounds.strict.is_some() && may_mount;
+    // Who may mount in a user name space alone has paid for a `/dev/shm` there, and no stage pays for more.
+    let is_covered = bounds.strict.is_some() && may_mount && !bounds.is_apart;
     if is_covered {
         mounts::isolate(&real(bounds.places)?, View::of(bounds))?;
     } else if may_mount && !bounds.shares {
@@ -356,7 +366,8 @@ fn bound(command: &mut Command, bounds: Bounds<'_>) -> io::Result<Started> {
     }
     let network = bounds.strict.map(|strict| network::hold(strict, is_covered)).transpose()?;
     capabilities::drop_but(bounds.capabilities, true)?;
-    rules(bounds)?.restrict_self().map_err(io::Error::other)?;
+    let has_own_shared = bounds.has_own_shared || is_covered && !bounds.shares;
+    rules(Bounds { has_own_shared, ..bounds })?.restrict_self().map_err(io::Error::other)?;
     Ok((network, command.spawn()?))
 }
 
@@ -442,7 +453,10 @@ fn rules(bounds: Bounds<'_>) -> io::Result<RulesetCreated> {
     let seen = seen.into_iter().map(|path| (path, reading));
     // What lies in it has names that anybody may read.
     let dev = bounds.strict.map(|_| (devices::DEV.into(), AccessFs::ReadDir.into()));
-    for (place, access) in devices.chain([(SHARED.into(), files)]).chain(seen).chain(dev) {
+    // Others keep something in the machine's.
+    let shared = bounds.strict.is_none() || bounds.has_own_shared;
+    let shared = shared.then(|| (SHARED.into(), files));
+    for (place, access) in devices.chain(shared).chain(seen).chain(dev) {
         // A container may be without.
         if let Ok(opened) = PathFd::new(place) {
             rules = allow(rules, opened, access)?;

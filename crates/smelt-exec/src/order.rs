@@ -94,6 +94,7 @@ impl ProcessSpec {
         }
         let shares = declares(SHARED) || self.names_beneath(SHARED);
         match (self.capabilities.is_empty(), shares) {
+            (true, false) if self.strict.is_some() => Space::Strict,
             (true, false) => Space::Own,
             (true, true) => Space::Shared,
             (false, false) => Space::OwnPrivileged,

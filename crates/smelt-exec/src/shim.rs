@@ -26,7 +26,7 @@ use nix::unistd::{AccessFlags, Pid, access, close, getpgid, getppid, setpgid, se
 use smelt_watch::{Disks, Tree, is_stopped};
 
 use crate::attempt::readable;
-use crate::confine::{self, AppliedConfinement, Bounds, Prepared, Space, TMP};
+use crate::confine::{self, AppliedConfinement, Bounds, Prepared, Shared, Space, TMP};
 use crate::log;
 use crate::order::{INPUTS_FILE, ProcessSpec, ShimOrder, ShimReport, Strict};
 
@@ -72,12 +72,12 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
     close_inherited();
     leave_terminal()?;
     prctl::set_child_subreaper(true)?;
-    let Prepared { shared, is_apart } = confine::prepare(space, is_mapped);
+    let ground = confine::prepare(space, is_mapped);
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
     while let Ok(ShimOrder { order, log, scratch, must_hold, .. }) = orders.recv() {
         let before = Usage::of_children();
-        let report = match start(&order, &scratch, must_hold, is_apart) {
+        let report = match start(&order, &scratch, must_hold, ground) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
                 let report = attend(leader, output, &log, &before, disks);
@@ -107,7 +107,7 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
         };
         IS_LEADING.store(false, Ordering::SeqCst);
         let _ = empty(&scratch);
-        shared.empty();
+        ground.shared.empty();
         let mut text = serde_json::to_vec(&report)?;
         text.push(b'\n');
         // A supervisor that is gone wants no report.
@@ -165,7 +165,7 @@ fn start(
     order: &ProcessSpec,
     scratch: &Path,
     must_hold: bool,
-    is_apart: bool,
+    ground: Prepared,
 ) -> io::Result<(Pid, io::PipeReader, AppliedConfinement)> {
     let (program, arguments) =
         order.argv.split_first().ok_or_else(|| io::Error::other("no program to run"))?;
@@ -195,7 +195,8 @@ fn start(
     let bounds = Bounds {
         places: &order.places(scratch),
         capabilities: &order.capabilities,
-        is_apart,
+        is_apart: ground.is_apart,
+        has_own_shared: ground.shared == Shared::Own,
         shares: order.space().shares(),
         // What it names there it must see.
         tmp: (!order.names_beneath(TMP)).then_some(scratch),

@@ -484,8 +484,8 @@ pub(crate) struct StageFlags {
 pub(crate) enum StagePart {
     /// Lead a stage's processes
     Shim {
-        /// The name spaces that hold them: own, shared, own-privileged, shared-privileged or free
-        #[arg(value_parser = |word: &str| Space::parse(word).ok_or("own, shared, own-privileged, shared-privileged or free"))]
+        /// The name spaces that hold them: own, strict, shared, own-privileged, shared-privileged or free
+        #[arg(value_parser = |word: &str| Space::parse(word).ok_or("own, strict, shared, own-privileged, shared-privileged or free"))]
         space: Space,
         /// Enter a user name space that the supervisor maps
         #[arg(long)]

@@ -134,6 +134,27 @@ fn there_is_no_way_around() {
     }
 }
 
+/// What others keep in the machine's shared memory is not to be seen, where it does not name it; what it makes there itself is its own.
+#[test]
+fn shared_memory_is_none_of_others() {
+    let left = format!("smelt-strict-{}", std::process::id());
+    let path = std::path::Path::new("/dev/shm").join(&left);
+    fs::write(&path, "not yours\n").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    let script = format!(
+        "(cd /dev/shm; cat {left}) > /dev/null 2>&1 && echo seen > o || echo no > o; \
+         (cd /dev/shm; echo x > {left}) 2> /dev/null || true"
+    );
+    for case in ALL.into_iter().filter(|(side, _)| side.is_here()) {
+        let world = world(case.0, &script, "");
+        let Some((stage, said)) = run(&world, case) else { continue };
+        assert_eq!(stage["status"], "sealed", "{case:?}: {stage} {said}");
+        assert_eq!(fs::read_to_string(world.out("a").join("o")).unwrap(), "no\n", "{case:?}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "not yours\n", "{case:?}");
+    }
+    fs::remove_file(path).unwrap();
+}
+
 #[test]
 fn the_network_is_declared() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Whether a shim of this space is to be set apart: what it starts is held by mounts, and has none of root's rights over the
 /// machine.  Landlock asks by itself whose a process is.
 pub(crate) fn is_for(space: Space) -> bool {
-    let has_usual_rights = matches!(space, Space::Own | Space::Shared);
+    let has_usual_rights = matches!(space, Space::Own | Space::Strict | Space::Shared);
     has_usual_rights && is_wanted("mounts") && !has_landlock() && capabilities::may_mount()
 }
 

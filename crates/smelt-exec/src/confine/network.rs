@@ -54,7 +54,7 @@ pub(super) fn hold(strict: &Strict, is_covered: bool) -> io::Result<Network> {
     if strict.network {
         return Ok(Network::Declared);
     }
-    let has_none = unshare(CloneFlags::CLONE_NEWNET).is_ok();
+    let has_none = is_covered && unshare(CloneFlags::CLONE_NEWNET).is_ok();
     filter::refuse_sockets(is_covered).map_err(|error| {
         io::Error::other(format!("it cannot be kept from the network: {error}"))
     })?;
