@@ -29,7 +29,7 @@ use smelt_watch::{
 use crate::classify::{
     End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing, of_disk,
 };
-use crate::confine::{self, Writes};
+use crate::confine::{self, Space, Writes};
 use crate::controls::{Controls, LastSample};
 use crate::count::Count;
 use crate::form;
@@ -60,6 +60,8 @@ const REPORT_BYTES_MAX: u64 = 64 << 10;
 struct Led {
     process: Child,
     output: ChildStdout,
+    /// Where it was started: what lies in shared memory may be another now.
+    space: Space,
 }
 
 /// One attempt about to begin.
@@ -301,7 +303,8 @@ impl Attempt<'_> {
         let mut order = self.order.clone();
         order.env.push((orphans::MARK.to_owned(), self.mark.clone()));
         order.env.push((LOG_VARIABLE.to_owned(), self.log.display().to_string()));
-        let Shim { process, mut input, output, group, .. } = self.shims.take(order.space())?;
+        let shim = self.shims.take(order.space())?;
+        let Shim { process, mut input, output, group, space } = shim;
         let scratch = self.scratch(process.id());
         let mut line = serde_json::to_vec(&ShimOrder {
             order,
@@ -322,7 +325,7 @@ impl Attempt<'_> {
         // A shim that dies while we write is noticed by its missing report.
         let _ = input.write_all(&line);
         self.controls.attach(input, meter.freezer());
-        Ok((Led { process, output }, meter))
+        Ok((Led { process, output, space }, meter))
     }
 
     /// A shim's directory for temporary files: beside that of the output, so that it has the same file
@@ -349,13 +352,12 @@ impl Attempt<'_> {
         said: Option<&ShimReport>,
         report: &mut AttemptReport,
     ) -> Option<Shim> {
-        let Led { mut process, output } = shim;
+        let Led { mut process, output, space } = shim;
         let is_small = |said: &ShimReport| said.rss_process_peak_bytes <= SMALL_BYTES_MAX;
         let input = self.controls.detach();
         if let (Some(input), Some(said), false) = (input, said, self.controls.is_ending())
             && is_small(said)
         {
-            let space = self.order.space();
             return Some(Shim { process, input, output, group: None, space });
         }
         // Its pipe is closed now, and one that still lives ends its tree.

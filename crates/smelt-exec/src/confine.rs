@@ -243,6 +243,7 @@ impl Space {
 /// What a process has that was prepared for starting what its space holds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prepared {
+    pub(crate) space: Space,
     pub(crate) shared: Shared,
     /// Whether it is in a user name space of its own.
     pub(crate) is_apart: bool,
@@ -257,7 +258,7 @@ pub(crate) struct Prepared {
 /// takes longer than many a stage.
 pub(crate) fn prepare(space: Space, is_mapped: bool) -> Prepared {
     if space == Space::Free {
-        return Prepared { shared: Shared::Everybodys, is_apart: false };
+        return Prepared { space, shared: Shared::Everybodys, is_apart: false };
     }
     let is_mapped = is_mapped && apart::enter();
     let (has_landlock, may_mount) = (has_landlock(), capabilities::may_mount());
@@ -273,7 +274,7 @@ pub(crate) fn prepare(space: Space, is_mapped: bool) -> Prepared {
         let _ = filter::refuse_beyond();
     }
     let shared = if is_own { Shared::Own } else { Shared::Everybodys };
-    Prepared { shared, is_apart: is_mapped || enters }
+    Prepared { space, shared, is_apart: is_mapped || enters }
 }
 
 /// Whose `/dev/shm` this process sees.

@@ -85,15 +85,12 @@ impl ProcessSpec {
         [self.dir.as_path(), scratch].into_iter().chain(declared).collect()
     }
 
-    /// Where it is started.  It sees the machine's shared memory where it declares that, or names something that
-    /// lies there.
+    /// Where it is started now: what lies in shared memory comes and goes.
     pub(crate) fn space(&self) -> Space {
-        let declares = |place: &str| self.writes.iter().any(|own| own == Path::new(place));
-        if declares("/") {
+        if self.writes.iter().any(|own| own == Path::new("/")) {
             return Space::Free;
         }
-        let shares = declares(SHARED) || self.names_beneath(SHARED);
-        match (self.capabilities.is_empty(), shares) {
+        match (self.capabilities.is_empty(), self.shares_memory()) {
             (true, false) if self.strict.is_some() => Space::Strict,
             (true, false) => Space::Own,
             (true, true) => Space::Shared,
@@ -102,13 +99,27 @@ impl ProcessSpec {
         }
     }
 
+    /// Whether it sees the machine's shared memory: where it declares that it writes there, or names what is there before it
+    /// starts.  What it only makes there is its own.
+    fn shares_memory(&self) -> bool {
+        let mut places = self.writes.iter().chain([&self.dir]);
+        let is_there = |path: &PathBuf| path.symlink_metadata().is_ok();
+        places.any(|place| place.starts_with(SHARED))
+            || self.words().any(|word| shared_names(word).iter().any(is_there))
+    }
+
+    /// All that it is told.
+    fn words(&self) -> impl Iterator<Item = &String> {
+        let env = self.env.iter().map(|(_, value)| value);
+        self.argv.iter().chain(env).chain(self.listed.iter().flatten())
+    }
+
     /// Whether it names anything that lies beneath `folder`, as far as its words say.
     pub(crate) fn names_beneath(&self, folder: &str) -> bool {
         let folder = format!("{}/", folder.trim_end_matches('/'));
-        let env = self.env.iter().map(|(_, value)| value);
-        let mut words = self.argv.iter().chain(env).chain(self.listed.iter().flatten());
         let mut places = self.writes.iter().chain([&self.dir]);
-        words.any(|word| word.contains(&folder)) || places.any(|place| place.starts_with(&folder))
+        self.words().any(|word| word.contains(&folder))
+            || places.any(|place| place.starts_with(&folder))
     }
 
     /// The disks that it may fill: of those places, and of another directory for temporary files
@@ -118,6 +129,15 @@ impl ProcessSpec {
         let temporary = named.map(|(_, path)| Path::new(path));
         Disks::of(self.places(scratch).into_iter().chain(temporary))
     }
+}
+
+/// The paths in shared memory that a word may name: up to its end, and up to what ends a word in a shell's line.
+fn shared_names(word: &str) -> Vec<PathBuf> {
+    let ends = |c: char| c.is_whitespace() || "\"'`;&|<>()$*?[]{},:=\\".contains(c);
+    let folder = format!("{SHARED}/");
+    let rests = word.match_indices(&folder).map(|(at, _)| &word[at + folder.len()..]);
+    let names = rests.flat_map(|rest| [rest, rest.split(ends).next().unwrap_or_default()]);
+    names.filter(|name| !name.is_empty()).map(|name| Path::new(SHARED).join(name)).collect()
 }
 
 /// What the shim is told: the order, and where its log and its temporary files go.
@@ -172,4 +192,52 @@ pub struct ShimReport {
     pub spawn_error: Option<String>,
     /// Why its output could not be kept; the stage itself never notices.
     pub log_error: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_word_names_paths_in_shared_memory() {
+        let check = |word: &str, names: &[&str]| {
+            let found = shared_names(word);
+            assert!(names.iter().all(|name| found.contains(&name.into())), "{word}: {found:?}");
+            assert_eq!(found.is_empty(), names.is_empty(), "{word}: {found:?}");
+        };
+        check("/dev/shm/a b/c", &["/dev/shm/a b/c"]);
+        check("cat </dev/shm/a>/dev/shm/b; ls", &["/dev/shm/a", "/dev/shm/b"]);
+        check("x=\"/dev/shm/a\"", &["/dev/shm/a"]);
+        check("cd /dev/shm; ls /dev/shm/", &[]);
+    }
+
+    /// What is only made there is nobody's business.
+    #[test]
+    fn what_lies_in_shared_memory_is_shared_and_what_will_is_not() {
+        let name = format!("/dev/shm/smelt-order-{}", std::process::id());
+        let mut spec = ProcessSpec {
+            argv: vec!["sh".to_owned(), "-c".to_owned(), format!("echo x > {name}")],
+            env: Vec::new(),
+            dir: "/nowhere".into(),
+            input: String::new(),
+            listed: None,
+            outputs: Vec::new(),
+            validate: Vec::new(),
+            writes: Vec::new(),
+            capabilities: Vec::new(),
+            strict: None,
+        };
+        assert_eq!(spec.space(), Space::Own);
+        fs::write(&name, "").unwrap();
+        assert_eq!(spec.space(), Space::Shared);
+        fs::remove_file(&name).unwrap();
+        spec.writes = vec![SHARED.into()];
+        assert_eq!(spec.space(), Space::Shared);
+        spec.capabilities = vec!["sys-nice".to_owned()];
+        assert_eq!(spec.space(), Space::SharedPrivileged);
+        spec.writes = vec!["/".into()];
+        assert_eq!(spec.space(), Space::Free);
+    }
 }

@@ -197,7 +197,7 @@ fn start(
         capabilities: &order.capabilities,
         is_apart: ground.is_apart,
         has_own_shared: ground.shared == Shared::Own,
-        shares: order.space().shares(),
+        shares: ground.space.shares(),
         // What it names there it must see.
         tmp: (!order.names_beneath(TMP)).then_some(scratch),
         must_hold: must_hold || order.strict.is_some(),

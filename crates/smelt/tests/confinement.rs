@@ -349,6 +349,38 @@ fn rights_of_root_are_declared() {
     assert!(refused.stderr.contains("do you mean \"sys-admin\""), "{}", refused.stderr);
 }
 
+/// What lies in shared memory is there for whoever names it, and what a stage makes there under a name is gone with it.
+#[test]
+fn what_a_stage_names_in_shared_memory_is_left_to_nobody() {
+    let name = |what: &str| format!("/dev/shm/smelt-{what}-{}", std::process::id());
+    let (input, made) = (name("named-input"), name("named-made"));
+    fs::write(&input, "input\n").unwrap();
+    for (side, way) in [(Side::Root, "landlock"), (Side::Root, "mounts"), (Side::User, "mounts")] {
+        for (script, says) in [
+            (format!("a::echo made > {made}; cat {made} > o"), "made\n"),
+            (format!("a::cat {input} > o"), "input\n"),
+        ] {
+            let world = World::of_commands(&[&script]);
+            ["", "p.toml"].iter().for_each(|name| side.give(&world.path(name)));
+            let mut smelt = world.command(&["run", "p.toml", "--json"]);
+            if !side.is_here() {
+                continue;
+            }
+            side.start(smelt.env("SMELT_CONFINE", way));
+            let run = ended(&mut smelt);
+            let report: Value = serde_json::from_str(&run.stdout).unwrap();
+            let is_left = fs::remove_file(&made).is_ok();
+            if report["stages"][0]["attempts"][0]["writes"] == "unwatched" {
+                println!("not run: this machine has no {way} for {side:?}");
+                continue;
+            }
+            assert_eq!(fs::read_to_string(world.out("a").join("o")).unwrap(), says);
+            assert!(!is_left, "{side:?}, {way}");
+        }
+    }
+    fs::remove_file(input).unwrap();
+}
+
 /// Whoever becomes another user reaches that user's processes: it takes a name space where they are not, or a word.
 #[test]
 fn root_becomes_others_where_their_processes_are_out_of_reach() {
