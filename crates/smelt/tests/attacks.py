@@ -411,6 +411,28 @@ def mounted_anew():
     return in_child(work)
 
 
+@attack
+def keys():
+    """Leaves a key with the user (KEY_SPEC_USER_KEYRING), or reads what others left there."""
+    name = b"smelt-attack-" + os.path.basename(os.path.dirname(victim)).encode()
+    key = tried(lambda: call(248, b"user", name, b"x", ctypes.c_size_t(1), -4))
+    if key is not None:
+        call(250, 9, key, -4)
+        return f"add_key {key}"
+    return f"keyctl {call(250, 0, -4, 0)}"
+
+
+@attack
+def asked_keys():
+    """A kernel that looked for it would have found it, had there been one."""
+    try:
+        return f"request_key {call(249, b'user', b'smelt-attack', None, 0)}"
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOSYS):
+            raise
+        return f"request_key: {error}"
+
+
 def user_of_other():
     if other is None:
         raise OSError(errno.ESRCH, "nobody")

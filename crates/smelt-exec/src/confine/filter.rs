@@ -28,6 +28,9 @@ const IOCTL: Call = call(libc::SYS_ioctl, 54, 54);
 const PRLIMIT: Call = call(libc::SYS_prlimit64, 340, 369);
 const SETPRIORITY: Call = call(libc::SYS_setpriority, 97, 97);
 const IOPRIO_SET: Call = call(libc::SYS_ioprio_set, 289, 314);
+const ADD_KEY: Call = call(libc::SYS_add_key, 286, 309);
+const REQUEST_KEY: Call = call(libc::SYS_request_key, 287, 310);
+const KEYCTL: Call = call(libc::SYS_keyctl, 288, 311);
 const SOCKET: Call = call(libc::SYS_socket, 359, 281);
 const IO_URING_SETUP: Call = call(libc::SYS_io_uring_setup, 425, 425);
 /// All calls of sockets in one, which our own programs have not.
@@ -68,7 +71,7 @@ const BY_READERS: [u32; 11] = [
 ];
 
 /// What no stage needs.
-const BEYOND: [Rule; 8] = [
+const BEYOND: [Rule; 11] = [
     // Types a letter as if the terminal's user had.
     (IOCTL, &[(1, Equal(0x5412))]),
     // Pastes what is marked on a console, and the like.
@@ -81,6 +84,10 @@ const BEYOND: [Rule; 8] = [
     (SETPRIORITY, &[(0, Equal(2))]),
     (IOPRIO_SET, &[(0, Equal(2)), (1, Other(0))]),
     (IOPRIO_SET, &[(0, Equal(3))]),
+    // The kernel's rings of keys belong to users and sessions, and are of no name space.
+    (ADD_KEY, &[]),
+    (REQUEST_KEY, &[]),
+    (KEYCTL, &[]),
 ];
 
 const LOCAL: u32 = libc::AF_UNIX as u32;
@@ -263,6 +270,9 @@ mod tests {
             check(&BEYOND, call, [group, 0, 0], false);
             check(&BEYOND, call, [group, 7, 0], true);
             check(&BEYOND, call, [user, 0, 0], true);
+        }
+        for call in [ADD_KEY, REQUEST_KEY, KEYCTL] {
+            check(&BEYOND, call, [0; 3], true);
         }
         check(&BEYOND, SOCKET, [2, 1, 0], false);
     }
