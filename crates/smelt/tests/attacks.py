@@ -3,7 +3,8 @@
 Runs as a stage, in its own directory.  Says nothing on standard output: a complaint there would end
 the attempt for another reason.  usage: attacks.py VICTIM PID OUT [OTHER], where VICTIM is a file outside of the stage's
 directory that its user may write, and PID a process of the same user that has it open, listens on the abstract
-socket of its own number and knows nothing of the stage.  OTHER is such a process of another user's.  VICTIM.setuid is `id` of another user's, who has given it his rights.
+socket of its own number and knows nothing of the stage.  OTHER is such a process of another user's.  VICTIM.setuid is `id` of another user's, who has given it his rights. VICTIM.leased
+is the stage's user's, and nobody has it open.
 """
 
 import ctypes
@@ -409,6 +410,19 @@ def mounted_anew():
         return any_opened(f"there/{name}" for name in os.listdir("/sys/block"))
 
     return in_child(work)
+
+
+@attack
+def lease():
+    """Whoever opens the file to write then waits for us, time and again."""
+    reader = os.open(victim + ".leased", os.O_RDONLY)
+    try:
+        fcntl.fcntl(reader, 1024, fcntl.F_RDLCK)
+    except OSError as error:
+        # Somebody has it open to write, which the kernel looked for.
+        if error.errno != errno.EAGAIN:
+            raise
+    return "F_SETLEASE"
 
 
 @attack

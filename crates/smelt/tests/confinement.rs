@@ -87,7 +87,8 @@ fn attacked(side: Side, way: &str, more: &str) -> Option<Attacked> {
     fs::write(world.path("attacks.py"), include_str!("attacks.py")).unwrap();
     world.write("victim", "as it was\n");
     world.write("left-open", "");
-    for name in ["", "attacks.py", "victim", "left-open", "p.toml"] {
+    world.write("victim.leased", "");
+    for name in ["", "attacks.py", "victim", "victim.leased", "left-open", "p.toml"] {
         side.give(&world.path(name));
     }
     let own = victim(&world, side, None);

@@ -28,6 +28,9 @@ const IOCTL: Call = call(libc::SYS_ioctl, 54, 54);
 const PRLIMIT: Call = call(libc::SYS_prlimit64, 340, 369);
 const SETPRIORITY: Call = call(libc::SYS_setpriority, 97, 97);
 const IOPRIO_SET: Call = call(libc::SYS_ioprio_set, 289, 314);
+const FCNTL: Call = call(libc::SYS_fcntl, 55, 55);
+/// With lengths of 64 bits, which our own programs have anyway.
+const FCNTL64: Call = [None, Some(221)];
 const ADD_KEY: Call = call(libc::SYS_add_key, 286, 309);
 const REQUEST_KEY: Call = call(libc::SYS_request_key, 287, 310);
 const KEYCTL: Call = call(libc::SYS_keyctl, 288, 311);
@@ -70,8 +73,11 @@ const BY_READERS: [u32; 11] = [
     0x800c_6613, // FS_IOC_SET_ENCRYPTION_POLICY
 ];
 
+/// The command of `fcntl` that takes a lease.
+const SETLEASE: u32 = libc::F_SETLEASE as u32;
+
 /// What no stage needs.
-const BEYOND: [Rule; 11] = [
+const BEYOND: [Rule; 13] = [
     // Types a letter as if the terminal's user had.
     (IOCTL, &[(1, Equal(0x5412))]),
     // Pastes what is marked on a console, and the like.
@@ -84,6 +90,9 @@ const BEYOND: [Rule; 11] = [
     (SETPRIORITY, &[(0, Equal(2))]),
     (IOPRIO_SET, &[(0, Equal(2)), (1, Other(0))]),
     (IOPRIO_SET, &[(0, Equal(3))]),
+    // A lease stops whoever opens the file to write, for as long as `lease-break-time` says, and then whoever takes the next.
+    (FCNTL, &[(1, Equal(SETLEASE))]),
+    (FCNTL64, &[(1, Equal(SETLEASE))]),
     // The kernel's rings of keys belong to users and sessions, and are of no name space.
     (ADD_KEY, &[]),
     (REQUEST_KEY, &[]),
@@ -270,6 +279,11 @@ mod tests {
             check(&BEYOND, call, [group, 0, 0], false);
             check(&BEYOND, call, [group, 7, 0], true);
             check(&BEYOND, call, [user, 0, 0], true);
+        }
+        for call in [FCNTL, FCNTL64] {
+            check(&BEYOND, call, [3, 1024, 0], true);
+            check(&BEYOND, call, [3, 1025, 0], false);
+            check(&BEYOND, call, [3, 37, 1024], false);
         }
         for call in [ADD_KEY, REQUEST_KEY, KEYCTL] {
             check(&BEYOND, call, [0; 3], true);

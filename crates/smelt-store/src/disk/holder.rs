@@ -80,7 +80,7 @@ pub fn held_too_long(holder: Option<LockHolder>) -> String {
             pid = holder.0,
             name = holder.name(),
         ),
-        None => "a process that is not seen from here holds its lock, which nobody needs for long; let it go on or end it".to_owned(),
+        None => "a process that is not seen from here holds its lock, which nobody needs for long: locks of ranges have no owner that the kernel names, nor have processes of other containers; look who has it open (fuser), and let it go on or end it".to_owned(),
     }
 }
 
@@ -122,5 +122,6 @@ mod tests {
         assert_eq!(LockHolder::in_list(lines, (1, 0x1a, 613)), None);
         let of_22 = held_too_long(Some(LockHolder(22)));
         assert!(of_22.contains("kill -CONT 22") && held_too_long(None).contains("not seen"));
+        assert!(held_too_long(None).contains("locks of ranges have no owner"));
     }
 }
