@@ -310,6 +310,7 @@ impl Attempt<'_> {
             order,
             log: self.log.clone(),
             scratch,
+            store: self.store.root().to_owned(),
             must_hold: self.must_hold,
             time_max: self.budget.duration_max,
         })?;

@@ -114,6 +114,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) must_hold: bool,
     /// What it may see, where it does not see everything.
     pub(crate) strict: Option<&'a Strict>,
+    /// What it may not write, where it lies in one of those places: it is mounted so.
+    pub(crate) store: Option<&'a Path>,
 }
 
 /// The way that holds on this machine, for this user.
@@ -361,7 +363,9 @@ fn bound(command: &mut Command, bounds: Bounds<'_>) -> io::Result<Started> {
     // Who may mount in a user name space alone has paid for a `/dev/shm` there, and no stage pays for more.
     let is_covered = bounds.strict.is_some() && may_mount && !bounds.is_apart;
     if is_covered {
-        mounts::isolate(&real(bounds.places)?, View::of(bounds))?;
+        let places = real(bounds.places)?;
+        let store = store_within(bounds, &places);
+        mounts::isolate(&places, View { store: store.as_deref(), ..View::of(bounds) })?;
     } else if may_mount && !bounds.shares {
         mounts::own_queues();
     }
@@ -378,12 +382,19 @@ fn real(places: &[&Path]) -> io::Result<Vec<PathBuf>> {
     places.iter().map(real).collect()
 }
 
+/// Where the store really is, if one of the places holds it.
+fn store_within(bounds: Bounds<'_>, places: &[PathBuf]) -> Option<PathBuf> {
+    let store = bounds.store?.canonicalize().ok()?;
+    places.iter().any(|place| store.starts_with(place)).then_some(store)
+}
+
 /// In a mount name space of its own, or where that cannot be, as free as it is.
 fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way>, Started)> {
     let places = real(bounds.places)?;
+    let store = store_within(bounds, &places);
     let started = in_thread(|| {
         let held = match is_wanted("mounts") {
-            true => mounts::isolate(&places, View::of(bounds)),
+            true => mounts::isolate(&places, View { store: store.as_deref(), ..View::of(bounds) }),
             false => Err(io::ErrorKind::Unsupported.into()),
         };
         if let (Err(error), true) = (&held, bounds.must_hold) {

@@ -147,6 +147,8 @@ pub(crate) struct ShimOrder {
     pub(crate) log: PathBuf,
     /// The shim's directory for temporary files: made if it is not there, and left empty.
     pub(crate) scratch: PathBuf,
+    /// The store: it is nobody's to write, though a place may hold it.
+    pub(crate) store: PathBuf,
     /// It is not to be started where the kernel cannot hold it to what it declares.
     pub(crate) must_hold: bool,
     /// How long it may run, for the case that the supervisor cannot look.

@@ -75,9 +75,9 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
     let ground = confine::prepare(space, is_mapped);
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
-    while let Ok(ShimOrder { order, log, scratch, must_hold, .. }) = orders.recv() {
+    while let Ok(ShimOrder { order, log, scratch, store, must_hold, .. }) = orders.recv() {
         let before = Usage::of_children();
-        let report = match start(&order, &scratch, must_hold, ground) {
+        let report = match start(&order, &scratch, &store, must_hold, ground) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
                 let report = attend(leader, output, &log, &before, disks);
@@ -164,6 +164,7 @@ fn join_another_group() -> io::Result<()> {
 fn start(
     order: &ProcessSpec,
     scratch: &Path,
+    store: &Path,
     must_hold: bool,
     ground: Prepared,
 ) -> io::Result<(Pid, io::PipeReader, AppliedConfinement)> {
@@ -202,6 +203,7 @@ fn start(
         tmp: (!order.names_beneath(TMP)).then_some(scratch),
         must_hold: must_hold || order.strict.is_some(),
         strict: sight.as_ref(),
+        store: Some(store),
     };
     let (mut child, held) = spawn(&mut command, bounds).map_err(|error| {
         io::Error::new(error.kind(), format!("cannot start {program}: {error}"))

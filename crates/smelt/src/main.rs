@@ -14,6 +14,7 @@ mod commands;
 mod console;
 mod device;
 mod exit;
+mod exposed;
 mod flags;
 mod forecast;
 mod graph;

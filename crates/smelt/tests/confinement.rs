@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::world::machine::say;
 use crate::world::side::{PYTHON, Side, is_root};
-use crate::world::{Ended, World, commands, ended, until};
+use crate::world::{Ended, World, commands, ended, until, writing};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -348,6 +348,44 @@ fn rights_of_root_are_declared() {
     let refused = world.smelt(&["run", "p.toml"]);
     assert_eq!(refused.code, Some(3), "{}", refused.stderr);
     assert!(refused.stderr.contains("do you mean \"sys-admin\""), "{}", refused.stderr);
+}
+
+/// A place that holds the store opens what is sealed: that is told, and where mounts hold the store is kept out of it.
+#[test]
+fn a_store_in_a_declared_place_is_told_or_kept() {
+    let attack =
+        "(chmod u+w $SMELT_IN_A $SMELT_IN_A/o; echo changed > $SMELT_IN_A/o) 2> /dev/null || true;
+(mv WORLD/cache WORLD/taken) 2> /dev/null || true";
+    for (side, way) in
+        [Side::Root, Side::User].map(|side| [(side, "landlock"), (side, "mounts")]).concat()
+    {
+        if !side.is_here() {
+            continue;
+        }
+        let world = World::new("");
+        let is_kept = way == "mounts";
+        let attack = if is_kept { attack } else { "true" };
+        let script = format!("b:a:{attack}\necho x > WORLD/mark; echo b > o");
+        let script = script.replace("WORLD/", &world.path("").display().to_string());
+        world.write("p.toml", &writing(&["a::echo a > o", &script]));
+        ["", "p.toml"].iter().for_each(|name| side.give(&world.path(name)));
+        let smelt = |arguments: &[&str]| {
+            let mut smelt = world.command(arguments);
+            side.start(smelt.env("SMELT_CONFINE", way));
+            ended(&mut smelt)
+        };
+        let (plan, run) = (smelt(&["plan", "p.toml"]), smelt(&["run", "p.toml", "--json"]));
+        if run.stdout.contains("unwatched") {
+            println!("not run: this machine has no {way} for {side:?}");
+            continue;
+        }
+        let words = "stage b: writes = [\".\"] reaches the store";
+        assert_eq!(plan.stdout.contains(words), !is_kept, "{side:?}, {way}: {}", plan.stdout);
+        assert_eq!(run.stderr.contains(words), !is_kept, "{side:?}, {way}: {}", run.stderr);
+        assert_eq!(world.read("mark"), "x\n", "{side:?}, {way}: {}", run.stderr);
+        let sealed = fs::read_to_string(world.out("a").join("o")).unwrap();
+        assert_eq!(sealed, "a\n", "{side:?}, {way}");
+    }
 }
 
 /// What lies in shared memory is there for whoever names it, and what a stage makes there under a name is gone with it.

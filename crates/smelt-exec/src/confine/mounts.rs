@@ -91,12 +91,14 @@ pub(super) struct View<'a> {
     pub(super) strict: Option<&'a Strict>,
     /// Whether shared memory is the machine's.
     pub(super) shares: bool,
+    /// What is not to be written, though it lies in a place that may be.
+    pub(super) store: Option<&'a Path>,
 }
 
 impl<'a> View<'a> {
     pub(super) fn of(bounds: Bounds<'a>) -> Self {
         let Bounds { tmp, strict, shares, .. } = bounds;
-        Self { tmp, strict, shares }
+        Self { tmp, strict, shares, store: None }
     }
 }
 
@@ -109,7 +111,7 @@ pub(super) fn own_queues() {
 /// Puts this thread into a mount name space in which only `places`, which are real paths, and shared memory can be
 /// written.
 pub(super) fn isolate(places: &[PathBuf], view: View<'_>) -> io::Result<()> {
-    let View { tmp, strict, shares } = view;
+    let View { tmp, strict, shares, store } = view;
     if !shares {
         own_queues();
     }
@@ -122,6 +124,8 @@ pub(super) fn isolate(places: &[PathBuf], view: View<'_>) -> io::Result<()> {
         Some(strict) => cover(&seen(strict), &places)?,
         None => places.iter().try_for_each(|place| bind(place, place))?,
     }
+    // With what it holds of places, which are mounts already.
+    store.map_or(Ok(()), |store| bind(store, store))?;
     if let Some(tmp) = tmp {
         bind(tmp, Path::new(TMP))?;
         places.push(TMP.into());
@@ -134,7 +138,7 @@ pub(super) fn isolate(places: &[PathBuf], view: View<'_>) -> io::Result<()> {
         None => fs::create_dir(SHARED).and_then(|()| mount_shared())?,
     }
     for found in parse(&fs::read("/proc/thread-self/mountinfo")?) {
-        found.narrow(&places)?;
+        found.narrow(&places, store)?;
     }
     Ok(())
 }
@@ -228,15 +232,15 @@ struct Mount {
 }
 
 impl Mount {
-    /// Read-only but beneath `places`, and without device nodes but in `/dev`.
-    fn narrow(&self, places: &[PathBuf]) -> io::Result<()> {
+    /// Read-only but beneath `places`, and in the `store` but beneath those within it; without device nodes but in `/dev`.
+    fn narrow(&self, places: &[PathBuf], store: Option<&Path>) -> io::Result<()> {
         let is_dev = self.at.starts_with(DEV);
         if is_dev && self.at != Path::new(DEV) {
             return Ok(());
         }
         let mut flags = self.flags | MsFlags::MS_NOSUID;
         flags.set(MsFlags::MS_NODEV, flags.contains(MsFlags::MS_NODEV) || !is_dev);
-        if !places.iter().any(|place| self.at.starts_with(place)) {
+        if !self.is_writable(places, store) {
             flags |= MsFlags::MS_RDONLY;
         }
         match remount(&self.at, flags | MsFlags::MS_REMOUNT | MsFlags::MS_BIND) {
@@ -248,6 +252,13 @@ impl Mount {
             )),
             Ok(()) => Ok(()),
         }
+    }
+
+    fn is_writable(&self, places: &[PathBuf], store: Option<&Path>) -> bool {
+        let store = store.filter(|store| self.at.starts_with(store));
+        let counts =
+            |place: &PathBuf| store.is_none_or(|store| place.starts_with(store) && place != store);
+        places.iter().any(|place| self.at.starts_with(place) && counts(place))
     }
 }
 
@@ -286,6 +297,25 @@ fn flag(option: &[u8]) -> MsFlags {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_store_in_a_place_is_read_but_for_the_places_in_it() {
+        let places = ["/w", "/w/cache/work/a"].map(PathBuf::from);
+        let check = |at: &str, store: Option<&str>, is: bool| {
+            let mount = Mount { at: at.into(), flags: MsFlags::empty() };
+            assert_eq!(mount.is_writable(&places, store.map(Path::new)), is, "{at}, {store:?}");
+        };
+        for (at, is) in [("/", false), ("/w", true), ("/w/cache", true), ("/w/cache/work/a", true)]
+        {
+            check(at, None, is);
+        }
+        check("/w", Some("/w/cache"), true);
+        check("/w/cache", Some("/w/cache"), false);
+        check("/w/cache/out", Some("/w/cache"), false);
+        check("/w/cache/work/a", Some("/w/cache"), true);
+        check("/w", Some("/w"), false);
+        check("/w/cache/work/a", Some("/w"), true);
+    }
 
     #[test]
     fn mounts_keep_what_they_were_mounted_with() {

@@ -1,5 +1,7 @@
 //! `smelt plan`: says what a run would do, as a table or as JSON.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 use smelt_exec::Confinement;
 use smelt_plan::admission::Basis;
@@ -16,7 +18,7 @@ use crate::last_run::{LastRun, Took};
 use crate::load::{self, Access, Standing};
 use crate::resource_needs::{Fits, ResourceNeeds};
 use crate::table::{Table, bytes, seconds};
-use crate::{price, refusals, sees, tools};
+use crate::{exposed, price, refusals, sees, tools};
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Look)?;
@@ -63,6 +65,10 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
         answer(format_args!("{}\n", refusals::line(&loaded.plan, id, why)))?;
     }
     answer(format_args!("{}\n", confinement.words()))?;
+    let folder = flags.pipeline.pipeline.parent().unwrap_or_else(|| Path::new(""));
+    for line in exposed::lines(&loaded.plan, folder, loaded.store.root(), confinement.way) {
+        answer(format_args!("{line}\n"))?;
+    }
     if loaded.plan.stages().any(|(_, stage)| stage.params.contains_key(STRICT)) {
         answer(format_args!("{}\n", confinement.strict_words()))?;
     }

@@ -34,7 +34,7 @@ use crate::reboot;
 use crate::towers::Towers;
 use crate::unfinished::{Left, RunArguments};
 use crate::user_signatures;
-use crate::{refusals, stage, table, tools};
+use crate::{exposed, refusals, stage, table, tools};
 
 /// Who starts a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,12 +85,13 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         tell(format_args!("smelt: {line}"));
     }
     warn_of_refusals(&loaded, &last, &wishes)?;
+    let folder = flags.pipeline.pipeline.parent().unwrap_or_else(|| Path::new(""));
+    exposed::lines(plan, folder, store.root(), confinement.way).into_iter().for_each(warn);
     let alike = Alike::read(store);
     let towers = Towers::of_run(&loaded)?;
     let mut display = Display::new(plan);
     let mut show = |progress: &Progress<'_>| display.show(progress);
     let mut runner = |check: BTreeSet<StageId>, wishes| {
-        let folder = flags.pipeline.pipeline.parent().unwrap_or_else(|| Path::new(""));
         let orders = &|task: &Task<'_>| stage::order::order(task, folder);
         let forecasts = &|task: &Task<'_>| forecast::of_task(task, &last, &alike, &towers);
         let overcommit = flags.overcommit;

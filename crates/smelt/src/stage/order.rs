@@ -77,7 +77,7 @@ fn hub() -> (Vec<(String, String)>, Vec<PathBuf>) {
 }
 
 /// A place that a program may write to, as the pipeline names it.
-fn place(text: &str, folder: &Path) -> PathBuf {
+pub(crate) fn place(text: &str, folder: &Path) -> PathBuf {
     let home = || Some(PathBuf::from(env::var_os("HOME")?));
     let path = match text.strip_prefix('~') {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => {
