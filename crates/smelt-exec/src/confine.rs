@@ -253,11 +253,10 @@ pub(crate) struct Prepared {
 
 /// Prepares this process, which has one thread yet, for starting what its space holds.
 ///
-/// Where a user name space is the only way it enters one; root is taken into one where the supervisor maps it (`is_mapped`), which waits for
-/// a word then.  With Landlock it takes a `/dev/shm` of its own where
-/// it may mount, for strict programs in a user name space if need be: what a program leaves there can be told from what others keep
-/// there, and strict ones do not see the latter.  Where it cannot be held at all, what is started is not held, and says so.  System calls are refused here, once for all that it starts: a filter
-/// takes longer than many a stage.
+/// Where a user name space is the only way it enters one; root enters one that the supervisor maps (`is_mapped`), which waits for a word
+/// then.  With Landlock it takes a `/dev/shm` of its own where it may mount, for strict programs in a user name space if need be: what a
+/// program leaves there can be told from what others keep there, and strict ones do not see the latter.  Where it cannot, what is
+/// started is not held, and says so.  System calls are refused here, once for all that it starts: a filter takes longer than many a stage.
 pub(crate) fn prepare(space: Space, is_mapped: bool) -> Prepared {
     if space == Space::Free {
         return Prepared { space, shared: Shared::Everybodys, is_apart: false };
