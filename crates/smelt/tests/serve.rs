@@ -26,10 +26,14 @@ static ENCODES: LazyLock<World> = LazyLock::new(|| {
 
 /// A PNG of so many pixels of one colour: some KB that want hundreds of MB.
 fn bomb(side: u32) -> Vec<u8> {
+    black(side, side)
+}
+
+fn black(width: u32, height: u32) -> Vec<u8> {
     let mut file = Vec::new();
-    let row = vec![0; side as usize * side as usize];
+    let pixels = vec![0; width as usize * height as usize];
     let encoder = PngEncoder::new(&mut file);
-    encoder.write_image(&row, side, side, image::ExtendedColorType::L8).unwrap();
+    encoder.write_image(&pixels, width, height, image::ExtendedColorType::L8).unwrap();
     file
 }
 
@@ -631,7 +635,7 @@ fn clips_are_frames_equally_far_apart() {
     let film = json!({ "type": "video_url", "video_url": { "url": "data:video/mp4;base64,AA==" } });
     refused(film, "video_url.url");
     let large = uri("image/png", &bomb(5000));
-    refused(json!({ "type": "video", "video": vec![large; 3] }), "video");
+    refused(json!({ "type": "video", "video": vec![large; 4] }), "video");
     // The smallest way of looking at a picture, too, is one tile.
     let picture = json!({ "type": "image_url", "image_url": { "url": uri("image/png", &wide()) } });
     let tiles = |limits: Value| {
@@ -669,6 +673,26 @@ fn what_does_not_fit_is_shown_smaller_and_told_in_usage() {
     let low = &mut asked(json!({ "max_tokens": 8 }));
     low["messages"][0]["content"][0]["image_url"]["detail"] = json!("low");
     assert_eq!(details(&server.chat(low.take()))["image_tokens"], 36);
+}
+
+#[test]
+fn six_photographs_of_a_phone_are_answered() {
+    let server = Server::start(&["--tiles", "1"]);
+    let url = format!("data:image/png;base64,{}", base64(&black(4032, 3024)));
+    let picture = json!({ "type": "image_url", "image_url": { "url": url } });
+    let ask = |count: usize| {
+        let mut content = vec![picture.clone(); count];
+        content.push(json!({ "type": "text", "text": "How many circles are there?" }));
+        let message = json!({ "role": "user", "content": content });
+        server.chat(json!({ "messages": [message], "max_tokens": 2, "temperature": 0 }))
+    };
+    let answer = ask(6);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let details = &answer.json()["usage"]["prompt_tokens_details"];
+    assert_eq!(details["image_tokens"], 6 * 36, "{}", answer.body);
+    let refused = ask(10);
+    assert_eq!(refused.status, 400, "{}", refused.body);
+    assert!(refused.body.contains("together take more than 400 MB"), "{}", refused.body);
 }
 
 /// A picture that is cut into tiles.

@@ -13,6 +13,12 @@ use crate::error::ApiError;
 /// What a pixel takes while it is decoded: red, green and blue, and what decoders hold beside.
 const BYTES_PER_PIXEL: u64 = 8;
 
+/// What it takes from then on.
+const BYTES_PER_DECODED: u64 = 3;
+
+/// The most bytes that one request's pictures take: what the largest takes while it is decoded.
+const BYTES_MAX: u64 = PIXELS_MAX * BYTES_PER_PIXEL;
+
 /// How long pictures wait for others: three times what the largest take.
 const WAIT_TIME_MAX: Duration = Duration::from_secs(20);
 
@@ -20,11 +26,57 @@ const WAIT_TIME_MAX: Duration = Duration::from_secs(20);
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
 /// Bytes that pictures take while they are decoded, where memory is not capped: four requests of the most.
-pub const DECODING_BYTES: u64 = 4 * PIXELS_MAX * BYTES_PER_PIXEL;
+pub const DECODING_BYTES: u64 = 4 * BYTES_MAX;
 
 /// The pixels that take so many bytes.
 pub(crate) fn of_bytes(bytes: u64) -> u64 {
     bytes / BYTES_PER_PIXEL
+}
+
+/// Pictures that are decoded one after another, and kept.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Decoded {
+    /// Pixels of all of them.
+    all: u64,
+    /// Pixels of the largest.
+    largest: u64,
+}
+
+impl Decoded {
+    /// With one more of so many pixels.
+    pub(super) fn with(self, pixels: u64) -> Self {
+        Self { all: self.all.saturating_add(pixels), largest: self.largest.max(pixels) }
+    }
+
+    /// Bytes that they take at most: the largest may be the last.
+    fn bytes(self) -> u64 {
+        let beside = self.largest.saturating_mul(BYTES_PER_PIXEL - BYTES_PER_DECODED);
+        self.all.saturating_mul(BYTES_PER_DECODED).saturating_add(beside)
+    }
+
+    /// Whether a request may show them.
+    ///
+    /// # Errors
+    /// The limit, in words.
+    pub(super) fn check(self) -> Result<(), String> {
+        match self.bytes() > BYTES_MAX {
+            true => Err(format!(
+                "all pictures and frames together take more than {} MB; send fewer or smaller ones",
+                BYTES_MAX / 1_000_000
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Pixels that may be decoded beside them, whatever they belong to.
+    pub(super) fn left(self) -> u64 {
+        of_bytes(BYTES_MAX.saturating_sub(self.bytes()))
+    }
+
+    /// The room that they need, in pixels that are being decoded; no more than a request may have.
+    pub(super) fn room(self) -> u64 {
+        of_bytes(self.bytes().min(BYTES_MAX))
+    }
 }
 
 /// Room for pixels.
@@ -92,6 +144,24 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    /// What cameras of phones take.
+    const PHOTOGRAPH: u64 = 4032 * 3024;
+
+    #[test]
+    fn only_the_picture_that_is_decoded_takes_more_than_its_colours() {
+        let of = |count: usize, pixels| {
+            std::iter::repeat_n(pixels, count).fold(Decoded::default(), Decoded::with)
+        };
+        assert_eq!(of(9, PHOTOGRAPH).check(), Ok(()));
+        assert!(of(10, PHOTOGRAPH).check().unwrap_err().contains("400 MB"));
+        assert_eq!((of(1, PIXELS_MAX).check(), of(1, PIXELS_MAX).left()), (Ok(()), 0));
+        assert!(of(1, PIXELS_MAX).with(1).check().is_err());
+        assert_eq!((of(0, 1).left(), of(0, 1).room()), (PIXELS_MAX, 0));
+        assert_eq!((of(1, 1000).left(), of(1, 1000).room()), (PIXELS_MAX - 1000, 1000));
+        assert!(of(6, PHOTOGRAPH).with(of(6, PHOTOGRAPH).left()).check().is_ok());
+        assert_eq!((of(9, u64::MAX).left(), of(9, u64::MAX).room()), (0, PIXELS_MAX));
+    }
 
     #[test]
     fn who_needs_more_than_there_is_waits_for_all_of_it() {

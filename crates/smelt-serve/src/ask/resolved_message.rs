@@ -9,7 +9,7 @@ use crate::error::ApiError;
 use crate::films::{self, FilmError, Films, Kind};
 use crate::images;
 
-use super::pixels::of_bytes;
+use super::pixels::{Decoded, of_bytes};
 use super::unprepared;
 use super::work::Asker;
 
@@ -79,11 +79,13 @@ impl Files<'_> {
         }
     }
 
-    /// Pixels that are decoded at most, as the files say.
-    fn pixels(&self) -> u64 {
+    /// `decoded` with what its files become at most, as they say.
+    fn beside(&self, decoded: Decoded) -> Decoded {
         match self.of {
-            ResolvedPart::Clip { clip: Clip { film: Film::File(_), .. }, .. } => PIXELS_MAX,
-            _ => self.files.iter().map(|file| Image::pixels_of(file)).sum(),
+            ResolvedPart::Clip { clip: Clip { film: Film::File(_), .. }, .. } => {
+                decoded.with(PIXELS_MAX)
+            }
+            _ => self.files.iter().map(|file| Image::pixels_of(file)).fold(decoded, Decoded::with),
         }
     }
 }
@@ -109,15 +111,15 @@ pub(super) fn files<'a>(
     pieces.map(of).collect()
 }
 
-/// Pixels that `files` become, no more than a request may have, and what reads a film beside them.
+/// The room in pixels that `files` need, no more than a request may have, and what reads a film beside them.
 pub(super) fn pixels(files: &[Files<'_>]) -> u64 {
-    let all = files.iter().fold(0, |all: u64, one| all.saturating_add(one.pixels()));
+    let all = files.iter().fold(Decoded::default(), |decoded, one| one.beside(decoded));
     // Films are read one after another.
     let reader = files.iter().any(|one| one.film().is_some());
-    all.min(PIXELS_MAX) + if reader { of_bytes(films::MEMORY_BYTES_MAX) } else { 0 }
+    all.room() + if reader { of_bytes(films::MEMORY_BYTES_MAX) } else { 0 }
 }
 
-/// All pictures and clips of a conversation, together no larger than one picture may be.
+/// All pictures and clips of a conversation, in the memory that the largest picture may take.
 ///
 /// # Errors
 /// 400, naming the field that is wrong.
@@ -128,7 +130,7 @@ pub(super) fn decode(
     asker: &Asker,
 ) -> Result<Vec<MediaItem>, ApiError> {
     let mut decoded = Vec::new();
-    let mut budget = Budget(PIXELS_MAX);
+    let mut budget = Budget(Decoded::default());
     let count = files.iter().filter(|one| !one.files.is_empty()).count();
     for one in files {
         asker.check()?;
@@ -190,18 +192,13 @@ fn read(
     })
 }
 
-/// Pixels that may still be decoded.
-struct Budget(u64);
+/// What was decoded, within what a request may have.
+struct Budget(Decoded);
 
 impl Budget {
     fn take(&mut self, picture: &Image, at: &str) -> Result<(), ApiError> {
-        let pixels = picture.size().pixels() as u64;
-        let left = self.0.checked_sub(pixels).ok_or_else(|| {
-            let why =
-                format!("all pictures and frames together have more than {PIXELS_MAX} pixels");
-            ApiError::field(at, why)
-        });
-        left.map(|left| self.0 = left)
+        self.0 = self.0.with(picture.size().pixels() as u64);
+        self.0.check().map_err(|why| ApiError::field(at, why))
     }
 
     /// A picture of each file.
@@ -222,7 +219,7 @@ impl Budget {
     ) -> Result<(Vec<Image>, f64), ApiError> {
         let (mut frames, mut speed) = (Vec::new(), FPS_USUAL);
         for bytes in files {
-            let film = Animation::decode(bytes, self.0);
+            let film = Animation::decode(bytes, self.0.left());
             let film = film.map_err(|error| {
                 let hint = if clip.may_be_film() {
                     "; films are MP4, QuickTime, WebM or Matroska"
