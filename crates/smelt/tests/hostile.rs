@@ -439,6 +439,17 @@ fn tokenizers_that_grow_take_little_memory() {
     let padding = json!({"strategy": {"Fixed": 1_000_000_000}, "direction": "Right", "pad_id": 0,
         "pad_to_multiple_of": null, "pad_type_id": 0, "pad_token": "w0"});
     check("padding", "padding", padding, "it pads texts to more than");
+    let added = |count: usize, bytes: usize| {
+        let words = (0..count).map(|at| {
+            json!({"id": 160 + at, "content": format!("{at:02}{}", "x".repeat(bytes)),
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                "special": false})
+        });
+        words.collect::<Value>()
+    };
+    let says = "more than the 512 allowed";
+    check("a long word", "added_tokens", added(1, 30_000), says);
+    check("long words", "added_tokens", added(60, 40_000), says);
 }
 
 /// The golden checkpoint itself passes, so that the refusals above have their own reasons.

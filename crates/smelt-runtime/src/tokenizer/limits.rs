@@ -4,7 +4,6 @@
 //! billion tokens.  Knows nothing of texts or of tokens.
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::Value;
 
 /// The most steps of each part of a tokenizer, and fields of them.  Real ones have some ten, with special tokens some fifty.
@@ -22,6 +21,18 @@ const PADDED_MAX: u64 = 1 << 20;
 /// The most words beside the vocabulary, each of which is looked for in every text.  Real tokenizers have some thousand.
 const ADDED_MAX: usize = 1 << 16;
 
+/// The longest of these words, in bytes.  Real ones have some twenty; the library's time grows with the square.
+const ADDED_BYTES_MAX: usize = 512;
+
+/// Words up to which the library looks for them by a table of up to a KiB for each of their bytes.
+const FEW_ADDED: usize = 100;
+
+/// The most bytes of so few words, as long as the normalizer makes them.
+const FEW_ADDED_BYTES_MAX: usize = 32 << 10;
+
+/// The most bytes of more words, each of which takes some 70.  Real ones have some 800 KiB at most.
+const MANY_ADDED_BYTES_MAX: usize = 2 << 20;
+
 /// The parts of a file that are looked at.
 #[derive(Deserialize)]
 struct Parts {
@@ -36,7 +47,13 @@ struct Parts {
     #[serde(default)]
     padding: Value,
     #[serde(default)]
-    added_tokens: Option<Vec<IgnoredAny>>,
+    added_tokens: Option<Vec<Added>>,
+}
+
+/// A word beside the vocabulary.
+#[derive(Deserialize)]
+struct Added {
+    content: String,
 }
 
 /// Whether the library may read `file`.
@@ -74,10 +91,32 @@ pub(super) fn check(file: &[u8]) -> Result<(), String> {
     if padded.iter().any(|tokens| tokens.as_u64().is_some_and(|tokens| tokens > PADDED_MAX)) {
         return Err(format!("it pads texts to more than {PADDED_MAX} tokens"));
     }
-    if added_tokens.as_ref().is_some_and(|tokens| tokens.len() > ADDED_MAX) {
+    check_added(added_tokens.as_deref().unwrap_or_default(), growth(normalizer))
+}
+
+/// Whether so many `words` may be looked for, of which a normalizer makes words up to so many times longer.
+///
+/// # Errors
+/// The limit that they break, in words.
+fn check_added(words: &[Added], growth: usize) -> Result<(), String> {
+    if words.len() > ADDED_MAX {
         return Err(format!("it adds more than {ADDED_MAX} words to its vocabulary"));
     }
-    Ok(())
+    let longest = words.iter().map(|word| word.content.len()).max().unwrap_or_default();
+    if longest > ADDED_BYTES_MAX {
+        return Err(format!(
+            "it adds a word of {longest} bytes to its vocabulary, more than the {ADDED_BYTES_MAX} allowed"
+        ));
+    }
+    let bytes: usize = words.iter().map(|word| word.content.len()).sum();
+    let most = if words.len() > FEW_ADDED { MANY_ADDED_BYTES_MAX } else { FEW_ADDED_BYTES_MAX };
+    match bytes.saturating_mul(growth) > most {
+        true => Err(format!(
+            "the {} words that it adds to its vocabulary have more than {most} bytes together",
+            words.len()
+        )),
+        false => Ok(()),
+    }
 }
 
 /// What stands in lists and fields of a part.
@@ -189,6 +228,27 @@ mod tests {
             json!({"padding": {"strategy": "BatchLongest", "pad_to_multiple_of": 4_000_000_000_u64}}),
             "pads texts",
         );
-        said(json!({"added_tokens": vec![0; ADDED_MAX + 1]}), "words");
+    }
+
+    #[test]
+    fn words_beside_the_vocabulary_have_limits() {
+        let words = |count: usize, bytes: usize| {
+            let words = (0..count).map(|at| json!({ "id": at, "content": "x".repeat(bytes) }));
+            json!({ "added_tokens": words.collect::<Value>() })
+        };
+        for (count, bytes) in [(0, 0), (1, 512), (100, 100), (1000, 20), (1 << 15, 26)] {
+            assert_eq!(refused(words(count, bytes)), None, "{count} of {bytes}");
+        }
+        let said = |file: Value, words: &str| {
+            let error = refused(file).unwrap();
+            assert!(error.contains(words), "{error}");
+        };
+        said(words(ADDED_MAX + 1, 0), "more than 65536 words");
+        said(words(1, 513), "a word of 513 bytes");
+        said(words(100, 400), "100 words that it adds");
+        said(words(5000, 500), "5000 words that it adds");
+        let mut grown = words(100, 100);
+        grown["normalizer"] = replace(json!({"String": "x"}), "xxxxxxxx");
+        said(grown, "100 words that it adds");
     }
 }
