@@ -61,8 +61,15 @@ struct Added {
 /// # Errors
 /// What no tokenizer does, in words.
 pub(super) fn check(file: &[u8]) -> Result<(), String> {
-    // What is no such file the library says better.
-    let Ok(parts) = serde_json::from_slice::<Parts>(file) else { return Ok(()) };
+    let parts = match serde_json::from_slice::<Parts>(file) {
+        Ok(parts) => parts,
+        // The library takes the last of two fields, which nobody has looked at.
+        Err(error) if error.to_string().starts_with("duplicate field") => {
+            return Err(error.to_string());
+        }
+        // What is no such file the library says better.
+        Err(_) => return Ok(()),
+    };
     let Parts { normalizer, pre_tokenizer, post_processor, decoder, padding, added_tokens } =
         &parts;
     let named = [
@@ -192,6 +199,14 @@ mod tests {
             None
         );
         assert_eq!(check(b"no JSON"), Ok(()));
+    }
+
+    #[test]
+    fn a_part_that_is_there_twice_is_refused() {
+        let error = check(br#"{"normalizer": null, "normalizer": {"type": "NFC"}}"#).unwrap_err();
+        assert!(error.contains("duplicate field `normalizer`"), "{error}");
+        let error = check(br#"{"added_tokens": [], "added_tokens": []}"#).unwrap_err();
+        assert!(error.contains("duplicate field `added_tokens`"), "{error}");
     }
 
     #[test]
