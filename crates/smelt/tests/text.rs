@@ -251,6 +251,59 @@ fn nonsense_from_a_program_is_no_engine() {
     refused(&world, "engine.json", false);
 }
 
+/// `pipeline`, which deploys a copy of the engine of `stage` one byte of whose weights is another.
+fn flipped(pipeline: &str, stage: &str, field: &str) -> String {
+    let deployed = format!("\n{field} = \"{stage}\"\n");
+    let (before, after) = pipeline.rsplit_once(&deployed).unwrap();
+    let copy = format!(
+        r#"
+[stage.flipped]
+kind = "command"
+inputs = ["{stage}"]
+outputs = ["engine.json", "weights.bin"]
+argv = ["sh", "-ec", '''
+cp "$SMELT_IN_{}"/* .
+chmod u+w weights.bin
+tail -c 1 weights.bin | tr '\000-\377' '\001-\377\000' > last
+size=$(wc -c < weights.bin)
+dd if=last of=weights.bin bs=1 seek=$((size - 1)) conv=notrunc
+rm last
+''']
+"#,
+        stage.to_uppercase().replace('-', "_")
+    );
+    format!("{before}\n{field} = \"flipped\"\n{after}{copy}")
+}
+
+/// A run of `world` whose deployment has a damaged engine.
+#[track_caller]
+fn is_damaged(world: &World) {
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let failed = ended.stderr.lines().find(|line| line.starts_with("smelt: stage deployment: "));
+    let failed = failed.unwrap_or_default();
+    assert!(failed.contains("weights.bin is damaged: its sha256 is "), "{}", ended.stderr);
+    let out = world.smelt(&["out", "p.toml", "deployment"]);
+    assert_ne!(out.code, Some(0), "it is not sealed: {}", out.stdout);
+}
+
+#[test]
+fn an_engine_of_other_weights_than_were_built_is_never_sealed() {
+    let world = unverified();
+    world.write("p.toml", &flipped(&world.read("p.toml"), "llm-engine", "llm"));
+    is_damaged(&world);
+    // What was verified is another engine.
+    let world = text_world("qwen2-tiny");
+    world.write("p.toml", &flipped(&world.read("p.toml"), "llm-engine", "llm"));
+    is_damaged(&world);
+    let reranker = include_str!("../../../pipelines/reranker.toml")
+        .replace("hf:cross-encoder/ms-marco-MiniLM-L6-v2", "synthetic:ms-marco-minilm-tiny");
+    is_damaged(&World::new(&flipped(&reranker, "classifier-engine", "encoder")));
+    let encoder = include_str!("../../../xtask/conformance/encoder.toml")
+        .replace("path:../../tests/data", &format!("path:{}", data("").display()));
+    is_damaged(&World::new(&flipped(&encoder, "encoder-engine", "encoder")));
+}
+
 /// A decoder of `model` beside the tower of `other`, both built here.
 fn mixed(model: &str, other: &str) -> World {
     let from = |name: &str| data(&format!("golden/{name}/checkpoint")).display().to_string();

@@ -2,7 +2,8 @@
 //!
 //! Engines are gigabytes and immutable, so they are named, not copied: sealed outputs lie beside
 //! each other, and a relative path from one to the next holds wherever the store is.  What was written is
-//! opened as `chat` opens it, and does once what an answer takes: what does not fit together is never sealed.
+//! opened as `chat` opens it, engines compared with their digests, and does once what an answer takes: what does not
+//! fit together is never sealed.
 
 use std::path::{Path, PathBuf};
 
@@ -36,6 +37,8 @@ use crate::{photographs, refusals};
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
 const FILES: [&str; 4] =
     [TOKENIZER_FILE, "tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
+
+const COMPARING: &str = "comparing the engines with their digests";
 
 pub(super) const WORKER: Worker =
     Worker { executes_graphs: true, refusal: Some(refusals::of_deployment), ..Worker::new(run) };
@@ -111,6 +114,8 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     say("opening the engine");
     let encoder =
         SentenceEncoder::open_at(BACKENDS, &request.out, &place(engine)).map_err(Failed::model)?;
+    say(COMPARING);
+    encoder.verify_digest().map_err(Failed::invalid)?;
     say("reading a word");
     encoder.embed("Hello").map(drop).map_err(Failed::model)
 }
@@ -144,6 +149,8 @@ fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     say("opening the engine");
     let encoder =
         CrossEncoder::open_at(BACKENDS, &request.out, &place(engine)).map_err(Failed::model)?;
+    say(COMPARING);
+    encoder.verify_digest().map_err(Failed::invalid)?;
     say("reading a pair of words");
     let scores = encoder.scores(["Hello", "Hello"]).map_err(Failed::model)?;
     let (max, activation) = (spec.max_tokens, format!("{:?}", spec.activation).to_lowercase());
@@ -197,11 +204,14 @@ fn chat(request: &Request) -> Result<(), Failed> {
         deployment::copy(&from, &request.out.join(name)).map_err(Failed::model)?;
     }
     // Engines are mapped: what they do first reads them from the disk, which takes most of the time.
-    let mut phases = Phases::new(vec![1.0, 9.0]);
+    let mut phases = Phases::new(vec![1.0, 3.0, 6.0]);
     say(&phases.begin("opening the engines"));
     let at = place(request.input("llm")?);
     let opened = Deployment::open_at(BACKENDS, [&request.out, &at], KvOptions::default());
     let mut opened = opened.map_err(Failed::model)?;
+    // `verify` may be of other engines, and knows no CLIP.
+    say(&phases.next(COMPARING));
+    opened.verify_digests().map_err(Failed::invalid)?;
     phases.next("");
     let told = &mut |done: f64, what: &str| {
         say(&phases.line(&format!("[{:.0}/100] {what}", done * 100.0)));
