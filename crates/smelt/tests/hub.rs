@@ -184,7 +184,7 @@ fn a_context_that_a_model_of_a_hub_has_no_positions_for_is_foreseen() {
         let sets = ["--set", "max_seq_len=99999", "--set", &format!("model={model}")];
         let plan = hub.smelt(&[&["plan", "p.toml"], &sets[..]].concat(), &[]);
         let words = format!(
-            "llm-engine will be refused: \"max-seq-len\" is 99999, more than the model's {most} positions"
+            "deployment will be refused: \"max-seq-len\" is 99999, more than the model's {most} positions"
         );
         assert!(plan.stdout.lines().any(|line| line == words), "{model}: {}", plan.stdout);
     }

@@ -94,17 +94,28 @@ fn plan_and_deployment_say_what_photographs_cost() {
     assert!(planned.contains(&format!("deployment: {told}\n")), "{planned}");
     assert!(planned.contains(&format!("warning: deployment: {warns}\n")), "{planned}");
     // How it is served is said where it is deployed: nothing else is built for it.
-    let serving = "kind = \"deployment\"\nmax-seq-len = 200\ntiles = 2\nslots = 3\nframes = 5";
-    let pipeline = random(DEMO).replace("kind = \"deployment\"", serving);
+    let pipeline = random(DEMO)
+        .replace(
+            "max_seq_len = 512\nslots = 8\nframes = 32",
+            "max_seq_len = 200\nslots = 3\nframes = 5",
+        )
+        .replace("kind = \"deployment\"", "kind = \"deployment\"\ntiles = 2");
     let world = World::new(&pipeline);
     world.run(&["--only", "deployment"]);
     let deployed = fs::read_to_string(world.out("deployment").join("deployment.json")).unwrap();
     let deployed: Value = serde_json::from_str(&deployed).unwrap();
     let serving = serde_json::json!({ "max_seq_len": 200, "slots": 3, "tiles": 2, "frames": 5 });
     assert_eq!(deployed["serving"], serving);
+    let other = ["max_seq_len=900", "slots=4", "frames=4"].map(|set| ["--set", set]);
+    let planned = world.smelt(&[&["plan", "p.toml", "--json"], other.as_flattened()].concat());
+    let planned: Value = serde_json::from_str(&planned.stdout).unwrap();
+    let stages = planned["stages"].as_array().unwrap().iter();
+    let anew: Vec<&Value> =
+        stages.filter(|stage| stage["status"] != "hit").map(|stage| &stage["name"]).collect();
+    assert_eq!(anew, ["deployment"], "{planned}");
     let ended = world.smelt(&["chat", "p.toml", "w", "--max-seq-len", "2000"]);
     assert!(ended.stderr.contains("the model's 1024 positions"), "{}", ended.stderr);
-    let pipeline = pipeline.replace("max-seq-len = 200", "max-seq-len = 2000");
+    let pipeline = pipeline.replace("max_seq_len = 200", "max_seq_len = 2000");
     world.write("p.toml", &pipeline);
     let ended = world.smelt(&["run", "p.toml"]);
     let says = "\"max-seq-len\" is 2000, more than the model's 1024 positions";

@@ -43,7 +43,8 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     stop::check(&flags.sampling.stop).map_err(Failed::usage)?;
     let dir = target::directory(&flags.target, &flags.sets)?;
     let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
-    let kv = KvOptions { kind: flags.kv, max_seq_len, ..KvOptions::default() };
+    // However many a server would answer at once: one conversation takes, and tells others that it takes, its own room.
+    let kv = KvOptions { kind: flags.kv, max_seq_len, max_slots: Some(1), ..KvOptions::default() };
     let open = || -> Result<Deployment, Failed> {
         let deployment = open::deployment(&dir, kv, &|doing| tell_all(doing))?;
         let image_options = flags.eyes.image_options();
