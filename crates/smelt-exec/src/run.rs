@@ -405,7 +405,13 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         });
         let lacks = self.journal_error.as_ref().map(|error| {
             let count = self.unwritten.len();
-            format!("{count} records of this run's journal could not be written, so `smelt report` knows less and `smelt resume` takes the run for one that died: {error}")
+            // The first record has what the run was told.
+            let is_known = self.unwritten.front().is_none_or(|first| first["event"] != "begin");
+            let resume = match is_known {
+                true => "takes the run for one that died",
+                false => "does not know it: run the same command again",
+            };
+            format!("{count} records of this run's journal could not be written, so `smelt report` knows less and `smelt resume` {resume}: {error}")
         });
         kept.or(lacks)
     }

@@ -228,7 +228,7 @@ fn a_log_that_says_so_is_believed() {
 }
 
 /// Whatever is free, our own records included: the run ends with its report, the stage that needs no
-/// room is tried, and what the journal says is what the report said.
+/// room is tried, what the journal says is what the report said, and `resume` does what that promised.
 #[test]
 fn a_run_ends_with_its_report_whatever_is_free() {
     let world = World::new("");
@@ -251,6 +251,15 @@ fn a_run_ends_with_its_report_whatever_is_free() {
         if report["not_written"].is_null() {
             assert_eq!(statuses(&report_of(&told)), stages, "{kib}: {}", told.stdout);
         }
+        let lacks = report["not_written"].as_str().unwrap_or_default();
+        let is_known = lacks.contains("`smelt resume` takes the run for one that died");
+        let is_unknown = lacks.contains("`smelt resume` does not know it: run the same command");
+        assert!(lacks.is_empty() || is_known || is_unknown, "{kib}: {lacks}");
+        disk.leave(20 << 10);
+        let resumed = smelt_on(&world, &disk, &["resume"]);
+        assert_eq!(resumed.code, Some(0), "{kib}: {}", resumed.stderr);
+        let goes_on = resumed.stderr.contains("; going on\n");
+        assert_eq!(goes_on, is_known, "{kib}: {lacks} {}", resumed.stderr);
         disk.leave(20 << 10);
         let again = smelt_on(&world, &disk, &arguments);
         assert_eq!(again.code, Some(0), "{kib}: {}", again.stderr);
