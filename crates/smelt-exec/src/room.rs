@@ -23,10 +23,13 @@ pub(crate) fn shortage<E>(
     if needed_bytes <= free_bytes {
         return Ok(None);
     }
+    let needs = match known_bytes {
+        0 => format!("what a run writes down of a stage takes up to {}", amount(RESERVE_BYTES)),
+        known_bytes => format!("its output took {} the last time", amount(known_bytes)),
+    };
     Ok(Some(format!(
-        "not started: its output took {} the last time, and the store's disk has {} free; free at \
-         least {} (smelt cache gc removes what nobody needs)",
-        amount(known_bytes),
+        "not started: {needs}, and the store's disk has {} free; free at least {} (smelt cache gc \
+         removes what nobody needs)",
         amount(free_bytes),
         amount(needed_bytes - free_bytes)
     )))
@@ -66,6 +69,7 @@ mod tests {
         check(103, 100, Some("free at least 1 MiB"));
         check(10, 3000, Some("took 3000 MiB the last time, and the store's disk has 10 MiB free"));
         check(3, 0, Some("free at least 1 MiB"));
+        check(3, 0, Some("not started: what a run writes down of a stage takes up to 4 MiB, and"));
     }
 
     #[test]
