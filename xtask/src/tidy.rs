@@ -165,8 +165,16 @@ fn pipelines(smelt: &Path) -> Result<Vec<String>> {
             findings
                 .push(format!("does not plan: {}", String::from_utf8_lossy(&output.stderr).trim()));
         }
+        findings.extend(heading(&path, &text));
     }
     Ok(findings)
+}
+
+/// What the comment at the head of a pipeline does not say of disk and memory.
+fn heading(path: &Path, text: &str) -> Option<String> {
+    let head = text.split("\nsmelt = ").next().unwrap_or_default();
+    let lacks = ["# Disk: ", "Memory:"].into_iter().find(|words| !head.contains(*words))?;
+    Some(format!("{}: its heading lacks {lacks:?}", path.display()))
 }
 
 #[cfg(test)]
