@@ -296,12 +296,15 @@ fn stopped() -> std::io::Error {
     std::io::Error::from_raw_os_error(nix::libc::ECANCELED)
 }
 
+/// As a symbolic link is named.
+pub(crate) const LINK: &str = "a symbolic link";
+
 /// Names what is not a regular file.
 pub(crate) fn not_a_file(kind: FileKind) -> Option<&'static str> {
     match kind {
         FileKind::File => None,
         FileKind::Dir => Some("a directory"),
-        FileKind::Link => Some("a symbolic link"),
+        FileKind::Link => Some(LINK),
         FileKind::Other => Some("a socket, a pipe or a device"),
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::actions::Entry;
 use crate::digest::Digest;
-use crate::digester::{AndSync, DigestError, not_a_file, side_by_side};
+use crate::digester::{AndSync, DigestError, LINK, not_a_file, side_by_side};
 use crate::disk::{
     DiskError, FileKind, LockGuard, Open, Stat, fault, read_small, remove_tree, write_all,
 };
@@ -40,7 +40,7 @@ pub enum SealError {
         path: PathBuf,
     },
     /// Tools refuse links as model data, and a link can lead out of the output.
-    #[error("{} is {what}; an output holds only files and directories", path.display())]
+    #[error("{} is {what}; an output holds only files and directories{}", path.display(), remedy(what))]
     NotAFile {
         /// The path.
         path: PathBuf,
@@ -338,6 +338,14 @@ impl Store {
             self.digester().remember(&place.join(&entry.path), stat, entry.sha256);
         }
         self.digester().save();
+    }
+}
+
+/// What helps where `what` is in an output.
+fn remedy(what: &str) -> &'static str {
+    match what {
+        LINK => ": copy what links lead to (cp -rL)",
+        _ => "",
     }
 }
 

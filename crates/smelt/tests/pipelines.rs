@@ -178,6 +178,8 @@ fn failures_have_a_class_and_a_reason() {
     fails("true", "output-missing", "\"o\" is missing");
     fails(": > o", "output-missing", "empty");
     fails("ln -s /etc/hostname o", "output-invalid", "symbolic link");
+    let environment = "mkdir -p o/lib; echo x > o/lib/x; ln -s lib o/lib64";
+    fails(environment, "output-invalid", "o/lib64 is a symbolic link; an output holds only files");
     fails("echo x > o; kill -9 $$", "killed-externally", "signal 9");
     fails("echo x > o; kill -SEGV $$", "tool-rejected", "signal 11");
 }

@@ -226,6 +226,7 @@ fn links_are_refused() {
     assert!(matches!(refused, SealError::NotAFile { what: "a symbolic link", .. }), "{refused}");
     let refused = World::new().refused(|work| symlink("data", work.join("link")).unwrap());
     assert!(matches!(refused, SealError::NotAFile { what: "a symbolic link", .. }), "{refused}");
+    assert!(refused.to_string().contains("copy what links lead to (cp -rL)"), "{refused}");
 }
 
 #[test]
