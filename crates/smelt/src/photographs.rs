@@ -11,7 +11,7 @@ const PHOTOGRAPHS: [(&str, Size); 2] =
 const SEVERAL: usize = 6;
 
 /// What photographs cost models with these eyes in a context of so many tokens, where the model has so many
-/// positions; a warning where the largest does not fit.
+/// positions; a warning where the largest does not fit, or none does.
 pub(crate) fn lines(
     image_processor: &ImageProcessor,
     image_options: &ImageOptions,
@@ -24,6 +24,14 @@ pub(crate) fn lines(
         "image tokens: a {}, a {}, {SEVERAL} of {} {all}; the context has {context} tokens",
         one[0], one[1], PHOTOGRAPHS[0].0
     )];
+    let least = image_processor.least();
+    if least >= context {
+        let way = if least < positions { "; raise max-seq-len" } else { "" };
+        lines.push(format!(
+            "warning: no picture fits a context of {context}: the smallest has {least} image tokens{way}"
+        ));
+        return lines;
+    }
     let largest = image_processor.largest(image_options);
     let answer = ANSWER_USUAL.min(context / 4);
     if largest + answer > context {
@@ -64,6 +72,10 @@ mod tests {
         assert!(told.contains("has 3328 image tokens"), "{told}");
         assert!(told.ends_with("raise max-seq-len or lower tiles"), "{told}");
         assert!(warning(2048, 2048, None).unwrap().ends_with("; lower tiles"));
+        assert!(warning(257, 32_768, None).unwrap().contains("it will be shown smaller"));
+        let none = "warning: no picture fits a context of 256: the smallest has 256 image tokens";
+        assert_eq!(warning(256, 256, None).unwrap(), none);
+        assert_eq!(warning(256, 257, Some(1)).unwrap(), format!("{none}; raise max-seq-len"));
         assert_eq!(warning(2048, 32_768, Some(4)), None);
     }
 }

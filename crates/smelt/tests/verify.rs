@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::world::{Ended, World, anywhere, copy, data, statuses};
+use crate::world::{Ended, World, anywhere, copy, data, random, statuses};
 use serde_json::{Value, json};
 use smelt_plan::Digest;
 use smelt_random::Random;
@@ -414,6 +414,16 @@ fn a_run_says_that_the_output_is_invalid() {
     let verify = stages.iter().find(|stage| stage["name"] == "verify").unwrap();
     assert_eq!(verify["attempts"][0]["class"], "output-invalid", "{verify}");
     assert!(ended.stderr.contains("its sha256 is"), "{}", ended.stderr);
+}
+
+#[test]
+fn an_engine_that_holds_no_prompt_is_refused_in_the_words_of_chat() {
+    let pipeline = random(DEMO).replace("\nmax-seq-len = 512\n", "\nmax-seq-len = 16\n");
+    let ended = World::new(&pipeline).smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    let says = " tokens, but the engine holds 16 with the answer; raise max-seq-len of the engine";
+    let failed = ended.stderr.lines().find(|line| line.starts_with("smelt: stage verify: "));
+    assert!(failed.is_some_and(|line| line.contains(says)), "{}", ended.stderr);
 }
 
 /// A folder whose name no seal made serves as well as one in the store.

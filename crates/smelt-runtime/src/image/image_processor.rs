@@ -209,6 +209,11 @@ impl ImageProcessor {
         }
     }
 
+    /// Image tokens that every picture has at least.
+    pub fn least(&self) -> usize {
+        self.grids.first().map_or(0, |grid| grid.tokens)
+    }
+
     /// Image tokens of so many tiles, as far as the router's budget goes.
     fn of_tiles(&self, count: usize) -> usize {
         let of = |grid: Option<&Grid>| count * grid.map_or(0, |grid| grid.tokens);

@@ -172,6 +172,7 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
         Some(engine) => Probe::new(against, words.dir(), engine, *extent)?,
         None => Probe::of_text(words.dir(), room)?,
     };
+    probe.check_room(room)?;
     let (seen, expected) = match &mut engine {
         Some(engine) => {
             let bound = bounds::vision(kept.unwrap_or(Kept::Rounded));

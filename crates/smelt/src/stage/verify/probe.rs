@@ -128,6 +128,21 @@ impl Probe {
         Ok(Self { tokens, picture: None, position_ids: None })
     }
 
+    /// Whether an engine that holds `room` tokens has place for it with the answer.
+    ///
+    /// # Errors
+    /// How many tokens it has, in the words of who asks too much.
+    pub(super) fn check_room(&self, room: usize) -> Result<(), Failed> {
+        let tokens = self.tokens.len();
+        // Nothing follows the last token, so it is never read.
+        match tokens + ANSWER_TOKENS - 1 > room {
+            true => Err(Failed::invalid(format!(
+                "the prompt is too long: it has {tokens} tokens, but the engine holds {room} with the answer; raise max-seq-len of the engine"
+            ))),
+            false => Ok(()),
+        }
+    }
+
     /// What the vision engine is given: nothing where the model reads text alone.
     pub(super) fn pixels(&self) -> &[f32] {
         self.picture.as_ref().map_or(&[], |picture| &picture.pixels)
