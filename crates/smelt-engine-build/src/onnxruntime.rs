@@ -15,7 +15,7 @@ use smelt_engine::onnxruntime::{
 use smelt_onnx::{AttributeValue, Data, ElementType, Graph, Initializer, Model};
 use smelt_tensor::dtype::Dtype;
 
-use crate::graph::{input_file, tried_input};
+use crate::graph::{input_file, tried_inputs, try_sizes};
 
 /// Bytes of a weight held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
@@ -100,8 +100,8 @@ pub fn build(
     // Old files list initializers among the inputs.
     let inputs = model.graph.inputs.iter().filter(|input| !own.contains(&input.name.as_str()));
     let inputs = inputs.map(input_file).collect::<Result<Vec<_>, _>>().map_err(graph_error)?;
-    let tried = inputs.iter().map(tried_input).collect::<Result<Vec<_>, _>>();
-    let tried = tried.map_err(graph_error)?;
+    let tried = tried_inputs(&inputs).map_err(graph_error)?;
+    let given = inputs.clone();
 
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
@@ -120,15 +120,15 @@ pub fn build(
     }
     model.write_as(out_dir, MODEL_FILE)?;
     let bytes = fs::read(out_dir.join(MODEL_FILE)).map_err(write_error)?;
-    let given =
+    let untried =
         |value: &smelt_onnx::ValueInfo| GraphOutput { name: value.name.clone(), tried: vec![] };
-    let outputs = model.graph.outputs.iter().map(given).collect();
+    let outputs = model.graph.outputs.iter().map(untried).collect();
     let file = OnnxFile::new(&bytes, inputs, outputs);
     let mut unsealed = writer.finish(KIND, file).map_err(write_error)?;
 
     progress("running the engine once");
     let engine = OnnxruntimeEngine::preview(&unsealed)?;
-    let outputs = engine.run(tried)?;
+    let outputs = try_sizes(&given, tried, |inputs| engine.run(inputs))?;
     let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
     if let Some(&found) = numbers.find(|number| !number.is_finite()) {
         return Err(BuildError::NotFinite { found });

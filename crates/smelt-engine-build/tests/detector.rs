@@ -82,7 +82,7 @@ impl Case {
 
 #[test]
 fn the_native_engine_gives_what_onnxruntime_gives() {
-    for name in ["yolo", "windows"] {
+    for name in ["yolo", "windows", "open"] {
         let case = Case::open(name);
         let engine = case.native();
         let one = engine.run(vec![case.input.1.clone()]).unwrap();
@@ -100,7 +100,7 @@ fn the_native_engine_gives_what_onnxruntime_gives() {
 
 #[test]
 fn the_evaluator_gives_what_onnxruntime_gives() {
-    for name in ["yolo", "windows"] {
+    for name in ["yolo", "windows", "open"] {
         let case = Case::open(name);
         let model = Model::read(&case.dir.path().join("model.onnx")).unwrap();
         let (input, tensor) = &case.input;
@@ -124,7 +124,7 @@ fn onnxruntime_takes_detectors_whose_scales_are_constants() {
         eprintln!("NOT TESTED: {why}");
         return;
     }
-    for name in ["yolo", "windows"] {
+    for name in ["yolo", "windows", "open"] {
         let case = Case::open(name);
         let out = case.dir.path().join("onnxruntime");
         onnxruntime::build(case.dir.path(), &out, &mut |_| {}).unwrap();

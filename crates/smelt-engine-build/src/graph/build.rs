@@ -22,6 +22,8 @@ const MODEL_FILE: &str = "model.onnx";
 const CACHE_INPUT: &str = "past_key_values.";
 /// Open dimensions behind an input's first are this large when the engine is tried: a short text.
 const TRIED_SIZE: usize = 8;
+/// How large they are where that does not run: detectors halve a picture five times.
+const TRIED_LARGER: usize = 64;
 /// An input of more numbers than this is a broken graph (a picture of 1792 pixels has 10 million).
 const INPUT_NUMBERS_MAX: usize = 1 << 26;
 
@@ -96,6 +98,7 @@ pub fn build(
     }
     let Source { mut graph, constants, inputs, path } = Source::read(onnx_dir, MODEL_FILE)?;
     graph.tactics = options.tactics;
+    let given = graph.inputs.clone();
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
     let mut tally = Tally::new(&constants);
@@ -110,10 +113,11 @@ pub fn build(
 
     progress("running the engine once");
     let engine = GraphEngine::preview(&unsealed)?;
-    let outputs = try_out(&engine, inputs, &mut |said| match said {
+    let told = &mut |said| match said {
         Tried::Takes(line) => progress(&line),
         Tried::Done(done) => tally.tried(done, "running the engine once", progress),
-    })?;
+    };
+    let outputs = finite(try_sizes(&given, inputs, |inputs| run_once(&engine, inputs, told))?)?;
     for (file, output) in unsealed.engine_mut().outputs.iter_mut().zip(&outputs) {
         output.shape().clone_into(&mut file.tried);
     }
@@ -142,8 +146,7 @@ impl Source {
         let Converted { mut graph, constants } = convert(model).map_err(graph_error)?;
         judge(&graph).map_err(graph_error)?;
         graph.products = products(&graph, &constants);
-        let inputs = graph.inputs.iter().map(tried_input).collect::<Result<Vec<_>, _>>();
-        let inputs = inputs.map_err(graph_error)?;
+        let inputs = tried_inputs(&graph.inputs).map_err(graph_error)?;
         Ok(Self { graph, constants, inputs, path })
     }
 }
@@ -207,14 +210,40 @@ fn judge(graph: &GraphFile) -> Result<(), String> {
     graph.check_operators()
 }
 
-/// Values to try an input with.
-pub(crate) fn tried_input(input: &GraphInput) -> Result<Tensor, String> {
-    let mut open = input.dims.iter().enumerate().filter(|(_, dim)| dim.is_none());
-    let first = open.next().map(|(axis, _)| axis);
+/// Values to try `inputs` with.
+pub(crate) fn tried_inputs(inputs: &[GraphInput]) -> Result<Vec<Tensor>, String> {
+    inputs.iter().map(|input| tried_input(input, TRIED_SIZE)).collect()
+}
+
+/// What `run` gives for `small` values of `inputs`; for larger ones where it fails and they leave a size open.
+///
+/// # Errors
+/// What it says of the small ones.
+pub(crate) fn try_sizes<E>(
+    inputs: &[GraphInput],
+    small: Vec<Tensor>,
+    mut run: impl FnMut(Vec<Tensor>) -> Result<Vec<Tensor>, E>,
+) -> Result<Vec<Tensor>, E> {
+    let refused = match run(small) {
+        Ok(outputs) => return Ok(outputs),
+        Err(refused) => refused,
+    };
+    let is_open = |input: &GraphInput| input.dims.iter().filter(|dim| dim.is_none()).count() > 1;
+    if !inputs.iter().any(is_open) {
+        return Err(refused);
+    }
+    let larger = inputs.iter().map(|input| tried_input(input, TRIED_LARGER));
+    let larger = larger.collect::<Result<Vec<_>, _>>();
+    larger.ok().and_then(|larger| run(larger).ok()).ok_or(refused)
+}
+
+/// Values to try an input with whose open dimensions behind its first are of `open` numbers.
+fn tried_input(input: &GraphInput, open: usize) -> Result<Tensor, String> {
+    let first = input.dims.iter().position(Option::is_none);
     let size = |(axis, dim): (usize, &Option<usize>)| match dim {
         Some(size) => *size,
         None if Some(axis) == first => 1,
-        None => TRIED_SIZE,
+        None => open,
     };
     let shape: Vec<usize> = input.dims.iter().enumerate().map(size).collect();
     let count = shape.iter().try_fold(1usize, |count, &dim| count.checked_mul(dim));
@@ -245,9 +274,21 @@ pub(super) fn try_out(
     inputs: Vec<Tensor>,
     told: &mut dyn FnMut(Tried),
 ) -> Result<Vec<Tensor>, BuildError> {
+    finite(run_once(engine, inputs, told)?)
+}
+
+fn run_once(
+    engine: &GraphEngine,
+    inputs: Vec<Tensor>,
+    told: &mut dyn FnMut(Tried),
+) -> Result<Vec<Tensor>, BuildError> {
     let arena = engine.survey(&inputs)?.arena_bytes;
     told(Tried::Takes(format!("results take {} KiB", arena.div_ceil(1024))));
-    let outputs = engine.run_with_progress(inputs, &mut |done| told(Tried::Done(done)))?;
+    Ok(engine.run_with_progress(inputs, &mut |done| told(Tried::Done(done)))?)
+}
+
+/// The same outputs, each number of which is finite.
+fn finite(outputs: Vec<Tensor>) -> Result<Vec<Tensor>, BuildError> {
     let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
     match numbers.find(|value| !value.is_finite()) {
         Some(&found) => Err(BuildError::NotFinite { found }),
@@ -258,6 +299,29 @@ pub(super) fn try_out(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn larger_inputs_are_tried_where_small_ones_fail() {
+        let input = |dims: &[Option<usize>]| GraphInput {
+            name: "x".to_owned(),
+            integer: false,
+            dims: dims.to_vec(),
+        };
+        let run_from = |least: usize, dims: &[Option<usize>]| {
+            let inputs = [input(dims)];
+            let small = tried_inputs(&inputs).unwrap();
+            try_sizes(&inputs, small, |inputs| {
+                let last = inputs[0].shape()[dims.len() - 1];
+                if last < least { Err(last) } else { Ok(inputs) }
+            })
+            .map(|outputs| outputs[0].shape().to_vec())
+        };
+        let open = [None, Some(3), None, None];
+        assert_eq!(run_from(8, &open), Ok(vec![1, 3, 8, 8]));
+        assert_eq!(run_from(9, &open), Ok(vec![1, 3, 64, 64]));
+        assert_eq!(run_from(65, &open), Err(8), "it is told of the small one");
+        assert_eq!(run_from(9, &[None, Some(3)]), Err(3), "only one is open");
+    }
 
     #[test]
     fn a_trial_goes_on_where_packing_ends() {

@@ -9,8 +9,8 @@ mod pack;
 
 use smelt_engine::tactics::Tactics;
 
-pub(crate) use build::tried_input;
 pub use build::{BuildError, build};
+pub(crate) use build::{tried_inputs, try_sizes};
 pub(crate) use convert::input_file;
 
 /// How a graph's products are computed.

@@ -1,6 +1,6 @@
-"""Makes two small graphs beside this file, and what onnxruntime computes of them.
+"""Makes three small graphs beside this file, and what onnxruntime computes of them.
 
-Run from anywhere: `python generate.py`; it rewrites `yolo.onnx`, `windows.onnx` and
+Run from anywhere: `python generate.py`; it rewrites `yolo.onnx`, `windows.onnx`, `open.onnx` and
 `cases.safetensors`.
 
 Made with Python 3.11, numpy 2.4.6, onnx 1.23.2, onnxruntime 1.32.0, safetensors 0.8.0
@@ -9,7 +9,7 @@ Made with Python 3.11, numpy 2.4.6, onnx 1.23.2, onnxruntime 1.32.0, safetensors
 `yolo.onnx` has what a detector of the YOLO11 kind exports to, at a few channels: convolutions of every
 kind, SiLU, splits and joins, pooling upon pooling, attention over places, a Resize, and boxes that are
 expectations over bins.  Its weights are drawn.  `windows.onnx` has one output for each way in which
-windows can lie and numbers can be looked up.
+windows can lie and numbers can be looked up.  `open.onnx` takes pictures of any size that is a multiple of 32.
 """
 
 from pathlib import Path
@@ -28,6 +28,8 @@ BINS = 16
 """Distances that the side of a box is an expectation over."""
 CLASSES = 5
 HEIGHT, WIDTH = 64, 96
+OPEN = [2, 3, HEIGHT, WIDTH]
+"""What dimensions are where a graph leaves them open."""
 
 
 class Net:
@@ -176,6 +178,20 @@ def yolo():
     return net.model({"images": [1, 3, HEIGHT, WIDTH]})
 
 
+def pyramid():
+    """Halved five times and doubled once, of sizes that nobody says: an odd one could not be joined."""
+    net = Net(29)
+    x, inner = "images", 3
+    for width in [4, 4, 8, 8]:
+        x, inner = net.block(x, inner, width, 3, 2), width
+    coarse = net.block(x, inner, 8, 3, 2)
+    how = dict(mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    wide = net.node("Resize", coarse, "", net.floats(1, 1, 2, 2), cubic_coeff_a=-0.75, **how)
+    found = net.reshape(net.conv(net.concat(wide, x), 16, 6), 0, 6, -1)
+    net.output(found, "found", "batch", 6, "cells")
+    return net.model({"images": ["batch", 3, "height", "width"]})
+
+
 def windows():
     net = Net(23)
     given = {"x": [2, 6, 7, 9]}
@@ -221,6 +237,10 @@ def windows():
     return net.model(given)
 
 
+def shape(dims):
+    return [dim.dim_value or size for dim, size in zip(dims, OPEN)]
+
+
 def cases(name, model, seed):
     """Inputs of random numbers, and every output of onnxruntime without its fusions."""
     options = onnxruntime.SessionOptions()
@@ -228,7 +248,7 @@ def cases(name, model, seed):
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
     random = np.random.default_rng(seed)
     inputs = {
-        value.name: random.normal(0, 1, [d.dim_value for d in value.type.tensor_type.shape.dim]).astype(np.float32)
+        value.name: random.normal(0, 1, shape(value.type.tensor_type.shape.dim)).astype(np.float32)
         for value in model.graph.input
     }
     names = [value.name for value in model.graph.output]
@@ -240,7 +260,7 @@ def cases(name, model, seed):
 
 def main():
     tensors = {}
-    for seed, (name, model) in enumerate({"yolo": yolo(), "windows": windows()}.items()):
+    for seed, (name, model) in enumerate({"yolo": yolo(), "windows": windows(), "open": pyramid()}.items()):
         onnx.save(model, HERE / f"{name}.onnx")
         tensors |= cases(name, model, 100 + seed)
     save_file(tensors, HERE / "cases.safetensors")
