@@ -28,9 +28,9 @@ const FIELDS: &[Field] = &[
     field("tokens", Takes::Count(1, CALIBRATION_TOKENS_MAX), Absent::Number(2048)),
 ];
 
-/// Version 7: the reference's products are fused.
+/// Version 8: the reference's products are fused; of pictures of 16 bits the upper 8 count.
 pub(super) const KIND: Definition = Definition {
     memory: |_| MemoryUse::Learns,
     smaller: "shorter texts, fewer prompts",
-    ..Definition::new("calibrate", 7, FIELDS)
+    ..Definition::new("calibrate", 8, FIELDS)
 };

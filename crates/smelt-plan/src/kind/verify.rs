@@ -24,9 +24,9 @@ const FIELDS: &[Field] = &[
     field("full", Takes::Flag, Absent::Nothing),
 ];
 
-/// Version 8: the reference's products are fused.
+/// Version 9: the reference's products are fused; of pictures of 16 bits the upper 8 count.
 pub(super) const KIND: Definition = Definition {
     is_reproducible: Some(false),
     smaller: "engines of a smaller scheme",
-    ..Definition::new("verify", 8, FIELDS)
+    ..Definition::new("verify", 9, FIELDS)
 };

@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use super::jpeg::{Jpeg, JpegError};
 use super::patches::{Size, TooLong};
 use ::image::metadata::Orientation;
-use ::image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader, Limits, RgbImage};
+use ::image::{
+    DynamicImage, ImageBuffer, ImageDecoder, ImageFormat, ImageReader, Limits, Pixel, RgbImage,
+};
 
 /// The largest picture file read.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
@@ -148,7 +150,7 @@ impl Image {
         let tags = decoder.exif_metadata().ok().flatten().unwrap_or_default();
         let xml = decoder.xmp_metadata().ok().flatten().unwrap_or_default();
         let orientation = orientation(&tags, &xml);
-        let image = DynamicImage::from_decoder(decoder).map_err(failed)?;
+        let image = in_bytes(DynamicImage::from_decoder(decoder).map_err(failed)?);
         let rgb = match image.color().has_alpha() {
             true => on_white(image.into_rgba8().as_raw()),
             false => image.into_rgb8().into_raw(),
@@ -261,6 +263,28 @@ pub(super) fn check_size(width: u32, height: u32) -> Result<(), ImageDecodeError
     Ok(size.check_ratio()?)
 }
 
+/// The same picture in channels of 8 bits: of 16 the upper ones, as Pillow takes them, where others round.  Grey alone Pillow
+/// cuts off at 255, which leaves white.
+fn in_bytes(image: DynamicImage) -> DynamicImage {
+    match image {
+        DynamicImage::ImageLuma16(wide) => DynamicImage::ImageLuma8(upper(wide)),
+        DynamicImage::ImageLumaA16(wide) => DynamicImage::ImageLumaA8(upper(wide)),
+        DynamicImage::ImageRgb16(wide) => DynamicImage::ImageRgb8(upper(wide)),
+        DynamicImage::ImageRgba16(wide) => DynamicImage::ImageRgba8(upper(wide)),
+        image => image,
+    }
+}
+
+fn upper<W, P>(wide: ImageBuffer<W, Vec<u16>>) -> ImageBuffer<P, Vec<u8>>
+where
+    W: Pixel<Subpixel = u16>,
+    P: Pixel<Subpixel = u8>,
+{
+    let (width, height) = wide.dimensions();
+    let bytes = wide.into_raw().into_iter().map(|channel| (channel >> 8) as u8).collect();
+    ImageBuffer::from_raw(width, height, bytes).expect("the channels are as many")
+}
+
 /// Pixels of red, green, blue and opacity as they look on white, rounded as Pillow's `alpha_composite`.
 fn on_white(rgba: &[u8]) -> Vec<u8> {
     let blend = |colour: u8, alpha: u8| {
@@ -298,6 +322,23 @@ mod tests {
         assert_eq!(picture.rgb(), [255, 255, 255, 4, 5, 6, 128, 178, 255]);
         let grey = ::image::GrayImage::from_raw(1, 1, vec![9]).unwrap();
         assert_eq!(Image::decode(&png(grey.into())).unwrap().rgb(), [9, 9, 9]);
+    }
+
+    /// What Pillow reads: the upper byte of each channel, then the alpha that this leaves.
+    #[test]
+    fn of_sixteen_bits_the_upper_eight_count() {
+        use ::image::ExtendedColorType::{L16, La16, Rgb16, Rgba16};
+        let wide = |format, channels: &[u16]| {
+            let bytes: Vec<u8> = channels.iter().flat_map(|x| x.to_ne_bytes()).collect();
+            let mut file = Vec::new();
+            PngEncoder::new(&mut file).write_image(&bytes, 1, 1, format).unwrap();
+            Image::decode(&file).unwrap().rgb().to_vec()
+        };
+        assert_eq!(wide(Rgb16, &[0x00ff, 0x80fe, 0xfe7f]), [0x00, 0x80, 0xfe]);
+        assert_eq!(wide(Rgba16, &[0x00ff, 0x80fe, 0xfe7f, 0xffff]), [0x00, 0x80, 0xfe]);
+        assert_eq!(wide(Rgba16, &[0, 0, 0, 0x00ff]), [255; 3], "nothing is seen of it");
+        assert_eq!(wide(La16, &[0x4fff, 0xffff]), [0x4f; 3]);
+        assert_eq!(wide(L16, &[0x4fff]), [0x4f; 3]);
     }
 
     #[test]
