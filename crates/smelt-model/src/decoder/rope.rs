@@ -104,6 +104,11 @@ impl Yarn {
     ) -> Result<Self, ConfigProblem> {
         let unreadable = |e| ConfigProblem::Unreadable(format!("{field} of type yarn: {e}"));
         let fields = YarnFields::deserialize(value).map_err(unreadable)?;
+        // As in transformers a null is the ratio of positions, and a factor that is not there a mistake.
+        if value.get("factor").is_none() {
+            let missing = format!("{field} of type yarn: missing field `factor`");
+            return Err(ConfigProblem::Unreadable(missing));
+        }
         let original = fields.original_max_position_embeddings.unwrap_or(positions as f64);
         let factor = fields.factor.unwrap_or(positions as f64 / original);
         // Zero means the default, as it does to Python's `or`.

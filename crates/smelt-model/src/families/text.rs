@@ -114,12 +114,18 @@ mod tests {
         assert_eq!((scaling.beta_fast, scaling.beta_slow, scaling.truncate), (32.0, 1.0, true));
         assert!((scaling.attention_factor - 1.138_629_436).abs() < 1e-9);
         assert_eq!(yarn.max_positions, 4 * 65536);
+        let ratio =
+            read(r#"{"type": "yarn", "factor": null, "original_max_position_embeddings": 1024}"#);
+        let ratio = ratio.unwrap();
+        let Some(Scaling::Yarn(scaling)) = ratio.rope.scaling else { panic!("{:?}", ratio.rope) };
+        assert_eq!((scaling.factor, ratio.max_positions), (128.0, 131_072));
         for (object, words) in [
             (r#"{"type": "linear"}"#, "rope_scaling of type linear: missing field `factor`"),
             (r#"{"type": "linear", "factor": 0}"#, "rope_scaling.factor is 0"),
             (r#"{"type": "yarn", "factor": -4.0}"#, "must be positive"),
             (r#"{"type": "yarn", "factor": 4.0, "beta_fast": 0.5}"#, "beta_fast is 0.5"),
             (r#"{"type": "yarn", "factor": "4"}"#, "rope_scaling of type yarn: "),
+            (r#"{"type": "yarn"}"#, "rope_scaling of type yarn: missing field `factor`"),
         ] {
             let error = read(object).unwrap_err().to_string();
             assert!(error.contains(words), "{words:?} is not in {error:?}");
