@@ -7,12 +7,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use smelt_model::checkpoint::{INDEX_FILE, WEIGHTS_FILE};
+use serde_json::Value;
+use smelt_model::checkpoint::{Checkpoint, INDEX_FILE, WEIGHTS_FILE};
 use smelt_model::model::Model;
+use smelt_model::quantize::{self, Options, Scheme};
 use smelt_plan::plan::{HubPin, Stage};
-use smelt_plan::{Plan, StageId};
+use smelt_plan::{Kind, Plan, StageId};
 use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
-use smelt_runtime::tokenizer::TOKENIZER_FILE;
+use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoints::{Checkpoints, count, input};
@@ -45,7 +47,18 @@ fn refusal(stage: &Stage) -> Option<Refusal> {
 
 /// Why the engine of a decoder will be refused.
 pub(crate) fn of_decoder(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
-    too_long(stage, &checkpoints.model(stage).ok()??)
+    match opened(checkpoints, stage) {
+        Some(Err(why)) => Some(why),
+        _ => too_long(stage, &checkpoints.model(stage).ok()??),
+    }
+}
+
+/// Why a checkpoint will not be rounded.
+pub(crate) fn of_rounding(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+    match opened(checkpoints, stage)? {
+        Ok(checkpoint) => packed(stage, &checkpoint),
+        Err(why) => Some(why),
+    }
 }
 
 /// Why a deployment will be refused; one without a decoder has no chat template and no context.
@@ -55,6 +68,35 @@ pub(crate) fn of_deployment(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Opt
     let of_model =
         |model: &Model| too_long(stage, model).or_else(|| apart(checkpoints, stage, model));
     of_texts(checkpoints, stage).or_else(|| of_model(&known()?))
+}
+
+/// The checkpoint of a stage, or why it cannot be read; nothing where it is not here, or another stage makes it.
+fn opened(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<Result<Checkpoint, String>> {
+    let (id, source) = input(checkpoints.plan, stage, "checkpoint")?;
+    let dir = checkpoints.dir(id).filter(|_| source.kind == Kind::Source)?;
+    Some(Checkpoint::open(dir).map_err(|error| error.to_string()))
+}
+
+/// Weights that are integers already, where the stage does not say that they may be rounded once more.
+fn packed(stage: &Stage, checkpoint: &Checkpoint) -> Option<String> {
+    let scheme = |name: &str| Scheme::parse(stage.params.get(name)?.as_str()?);
+    let may = stage.params.get("allow-requantize").and_then(Value::as_bool);
+    let options = Options {
+        head: scheme("head"),
+        embeddings: scheme("embeddings"),
+        allow_requantize: may == Some(true),
+        ..Options::plain(scheme("scheme")?)
+    };
+    quantize::check_unpacked(checkpoint, &options).err().map(|error| error.to_string())
+}
+
+/// A tokenizer that nobody can use, with which `verify` asks.
+pub(crate) fn of_verify(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+    let (id, _) = input(checkpoints.plan, stage, "against")?;
+    let file = checkpoints.dir(id)?.join(TOKENIZER_FILE);
+    // A GGUF file may have its own inside.
+    let opened = file.exists().then(|| Tokenizer::open(&file))?;
+    opened.err().map(|error| error.to_string())
 }
 
 /// A context that the model has no positions for.

@@ -46,6 +46,10 @@ pub(crate) fn lines(checkpoints: &Checkpoints<'_>) -> Vec<String> {
 /// Nothing where there are no pictures, or where another program makes what would tell.
 fn of_deployment(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Result<Vec<String>, Unseen> {
     let decoder = input(checkpoints.plan, stage, "llm").map(|(_, engine)| engine);
+    // One that reads text alone is shown none, whatever its checkpoint is.
+    if tower_of(checkpoints.plan, stage).is_none() {
+        return Ok(Vec::new());
+    }
     let model = checkpoints.model(stage).map_err(Unseen::NotKnown)?;
     let (Some(model), Some(decoder)) = (model, decoder) else { return Ok(Vec::new()) };
     let Some(image_processor) = image_processor_of(checkpoints, stage, &model)? else {

@@ -251,6 +251,47 @@ fn nonsense_from_a_program_is_no_engine() {
     refused(&world, "engine.json", false);
 }
 
+/// The reason for which `plan` says that `stage` will be refused, and a run of it is refused.
+#[track_caller]
+fn reason(world: &World, stage: &str) -> String {
+    let plan = world.smelt(&["plan", "p.toml"]);
+    assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+    let said = format!("{stage} will be refused: ");
+    let reason = plan.stdout.lines().find_map(|line| line.strip_prefix(&said[..]));
+    let reason = reason.unwrap_or_else(|| panic!("{}", plan.stdout)).to_owned();
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(4), "{}", ended.stderr);
+    let failed = format!("smelt: stage {stage}: ");
+    assert!(ended.stderr.lines().any(|line| line.starts_with(&failed)), "{}", ended.stderr);
+    reason
+}
+
+#[test]
+fn the_stage_that_fails_first_is_named() {
+    let world = text_world("qwen2-tiny");
+    world.write("checkpoint/tokenizer.json", "{");
+    let why = reason(&world, "verify");
+    assert!(why.contains("tokenizer.json is not a usable tokenizer"), "{why}");
+    let world = text_world("qwen2-tiny");
+    world.write("checkpoint/config.json", "{");
+    let why = reason(&world, "llm-quant");
+    assert!(why.contains("config.json"), "{why}");
+    // What another tool packed is rounded once more only where that is said.
+    let world = text_world("qwen2-tiny");
+    fs::remove_dir_all(world.path("checkpoint")).unwrap();
+    fs::create_dir(world.path("checkpoint")).unwrap();
+    fs::copy(data("golden/packed/llama-q4_0.gguf"), world.path("checkpoint/m.gguf")).unwrap();
+    let why = reason(&world, "llm-quant");
+    assert!(why.contains("is already quantised (scheme "), "{why}");
+    let scheme = "scheme = \"int8\"\n";
+    let pipeline =
+        world.read("p.toml").replace(scheme, &format!("{scheme}allow-requantize = true\n"));
+    world.write("p.toml", &pipeline);
+    let plan = world.smelt(&["plan", "p.toml"]);
+    assert!(!plan.stdout.contains("llm-quant will be refused"), "{}", plan.stdout);
+    assert!(!plan.stdout.contains("photographs"), "it is shown none: {}", plan.stdout);
+}
+
 /// `pipeline`, which deploys a copy of the engine of `stage` one byte of whose weights is another.
 fn flipped(pipeline: &str, stage: &str, field: &str) -> String {
     let deployed = format!("\n{field} = \"{stage}\"\n");

@@ -247,6 +247,21 @@ pub enum QuantizeError {
     },
 }
 
+/// Whether the weights of `ckpt` may be rounded as `options` say, or are integers already.
+///
+/// # Errors
+/// [`QuantizeError::AlreadyQuantized`].
+pub fn check_unpacked(ckpt: &Checkpoint, options: &Options<'_>) -> Result<(), QuantizeError> {
+    let is_packed = ckpt.is_packed() && options.rounds() && !options.allow_requantize;
+    match ckpt.is_quantized() || is_packed {
+        true => Err(QuantizeError::AlreadyQuantized {
+            path: ckpt.path().into(),
+            scheme: ckpt.scheme_words(),
+        }),
+        false => Ok(()),
+    }
+}
+
 /// Writes the language model of `ckpt` into `out_dir`, which is created if absent, and says what
 /// that cost.
 ///
@@ -270,11 +285,7 @@ pub fn quantize(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report, QuantizeError> {
-    let is_packed = ckpt.is_packed() && options.rounds() && !options.allow_requantize;
-    if ckpt.is_quantized() || is_packed {
-        let (path, scheme) = (ckpt.path().into(), ckpt.scheme_words());
-        return Err(QuantizeError::AlreadyQuantized { path, scheme });
-    }
+    check_unpacked(ckpt, options)?;
     ckpt.decoder()?;
     let calibration = calibration(options)?;
     let targets = targets(ckpt, options)?;

@@ -13,8 +13,10 @@ use super::Worker;
 use super::request::{Request, say};
 use crate::checkpoint::{self, QuantFormat};
 use crate::exit::Failed;
+use crate::refusals;
 
-pub(super) const WORKER: Worker = Worker { products, ..Worker::new(run) };
+pub(super) const WORKER: Worker =
+    Worker { products, refusal: Some(refusals::of_rounding), ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;

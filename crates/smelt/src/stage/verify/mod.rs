@@ -36,6 +36,7 @@ use super::request::{Request, say};
 use crate::checkpoint::Beside;
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
+use crate::refusals;
 use bounds::{Bound, Finding, Kept, ROUNDED_DECODER, SAME_WEIGHTS};
 use golden::Prompted;
 use probe::{Extent, Probe};
@@ -86,7 +87,8 @@ impl Parties {
     }
 }
 
-pub(super) const WORKER: Worker = Worker { executes_graphs: true, ..Worker::new(run) };
+pub(super) const WORKER: Worker =
+    Worker { executes_graphs: true, refusal: Some(refusals::of_verify), ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
     let mut parties = open(request)?;
