@@ -215,7 +215,7 @@ const TEXT: Scope = Scope("text_config");
 /// The row of this family.
 pub(super) const FAMILY: FamilyEntry = FamilyEntry {
     architectures: &[ARCHITECTURE, IDEFICS3],
-    words: || format!("{ARCHITECTURE} and {IDEFICS3} (SmolVLM and SmolVLM2)"),
+    words: || format!("{ARCHITECTURE} and Idefics3For…"),
     read,
     synthetic: &synthetic::SIZES,
 };
