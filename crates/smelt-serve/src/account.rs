@@ -125,6 +125,7 @@ impl Facts {
         let word = match failure {
             Failure::Deadline => "timeout",
             Failure::Engine(_) => "engine_failed",
+            Failure::Form(_) => "form_not_held",
             Failure::Stopped => "server_stopped",
         };
         self.with(|facts| facts.broken = Some(word));

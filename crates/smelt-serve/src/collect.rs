@@ -27,7 +27,7 @@ pub(crate) struct OfMemory;
 /// A number of a service: its name, what it is, and how it is found.
 type Number<S> = (&'static str, &'static str, fn(&S) -> u64);
 
-const COUNTERS: [Number<Stats>; 13] = [
+const COUNTERS: [Number<Stats>; 14] = [
     ("engine_requests", "Requests that the engine took", |stats| stats.requests),
     ("engine_refused", "Requests refused since too many were there", |stats| stats.refused),
     ("answers_stopped", "Answers that the model or a stop ended", |stats| stats.endings.stop),
@@ -35,6 +35,7 @@ const COUNTERS: [Number<Stats>; 13] = [
     ("answers_cancelled", "Answers that nobody waited for", |stats| stats.endings.cancelled),
     ("answers_late", "Answers whose time was over", |stats| stats.endings.deadline),
     ("answers_failed", "Answers on which an engine failed", |stats| stats.endings.failed),
+    ("answers_unheld", "Answers whose form could not be held to", |stats| stats.endings.unheld),
     ("engine_prompt_tokens", "Tokens of prompts, once an answer", |stats| stats.prompt_tokens),
     ("engine_cached_tokens", "Those that a slot held already", |stats| stats.cached_tokens),
     ("engine_said_tokens", "Tokens of answers", |stats| stats.said_tokens),

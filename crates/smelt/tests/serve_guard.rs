@@ -267,6 +267,39 @@ fn large_pictures_are_decoded_one_by_one_where_memory_is_small() {
 }
 
 #[test]
+fn ambiguous_grammars_stop_nobody_and_are_no_failure_of_ours() {
+    let server = Server::start(&[]);
+    let grammars = [
+        "root ::= a\na ::= a a | [a-z]",
+        "root ::= c\nc ::= [a-z]* c | \"q\"",
+        "root ::= a | b | c\na ::= \"x\" a \"y\" | a a | \"\"\nb ::= a b | \"z\"\nc ::= [a-z]* c | \"q\"",
+    ];
+    let ask = |grammar: &str| {
+        let fields = json!({ "messages": [{ "role": "user", "content": "hi" }], "grammar": grammar,
+            "n": 4, "max_tokens": 450, "temperature": 1, "ignore_eos": true });
+        server.post("/v1/chat/completions", fields.to_string().as_bytes())
+    };
+    thread::scope(|scope| {
+        let asked: Vec<_> = grammars.map(|grammar| scope.spawn(move || ask(grammar))).into();
+        while !asked.iter().all(thread::ScopedJoinHandle::is_finished) {
+            let begun = Instant::now();
+            server.assert_answers();
+            let took = begun.elapsed();
+            assert!(took.as_secs() < 5, "{took:?}");
+        }
+        for answer in asked.into_iter().map(|asked| asked.join().unwrap()) {
+            let is_told = answer.status == 400 && answer.body.contains("too many ways");
+            assert!(is_told || answer.status == 200, "{}", answer.body);
+        }
+    });
+    // After some thirty letters, whatever they are.
+    let aa = ask("root ::= a\na ::= a a | a a a | a a a a | [a-z]");
+    assert_eq!((aa.status, &aa.json()["error"]["code"]), (400, &json!("form_not_held")));
+    assert_eq!(server.metric("smelt_answers_failed_total"), 0.0);
+    assert!(server.metric("smelt_answers_unheld_total") > 0.0);
+}
+
+#[test]
 fn what_free_form_json_people_send_is_taken() {
     let server = Server::start(&[]);
     let property = |at: usize| (format!("field{at}"), json!({ "type": "string", "maxLength": 9 }));

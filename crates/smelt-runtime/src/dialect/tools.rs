@@ -98,7 +98,7 @@ pub fn demanded(
         (true, Some(Grammar::JsonSchema(schema))) => Beside::Json(schema.clone()),
         (true, Some(_)) => return Err(ToolError::Content),
     };
-    Ok(Some(Grammar::Lark(lark(calls, &callable, &beside, is_many))))
+    Ok(Some(Grammar::Calls(lark(calls, &callable, &beside, is_many))))
 }
 
 /// What an answer may be beside calls.

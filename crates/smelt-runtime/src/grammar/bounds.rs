@@ -5,9 +5,43 @@
 use serde_json::Value;
 
 use super::{
-    GRAMMAR_BYTES_MAX, Grammar, GrammarError, MULTIPLES_MAX, OPTIONAL_MAX, PROPERTIES_MAX,
-    RULES_MAX,
+    ALTERNATIVE_ITEMS, ALTERNATIVES_MAX, GRAMMAR_BYTES_MAX, Grammar, GrammarError, MASK_ROWS,
+    MULTIPLES_MAX, OPTIONAL_MAX, PROPERTIES_MAX, PROPERTY_ITEMS, ROW_ITEMS, ROW_ITEMS_MAX,
+    RULES_MAX, TEXT_ROW_ITEMS_MAX,
 };
+
+/// The work that an answer may take, in items of the parser: never in time, or answers would differ with the company.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Work {
+    /// Items at one place of the answer.
+    pub(super) row_items: usize,
+    /// Items made for the mask of one token.
+    pub(super) mask_items: usize,
+}
+
+/// What an answer held to `grammar` may take: more where a schema is wide, which is no ambiguity.
+pub(super) fn work(grammar: &Grammar) -> Work {
+    let Parts { schemas, .. } = parts(grammar);
+    let own = match grammar {
+        Grammar::Calls(_) => schemas.len(),
+        _ => 0,
+    };
+    let alternatives = own + schemas.iter().map(alternatives).sum::<usize>();
+    let more = match alternatives {
+        // Wide and ambiguous at once would cost too much.
+        many if many > ALTERNATIVES_MAX => ALTERNATIVES_MAX * ALTERNATIVE_ITEMS,
+        few => {
+            let properties = schemas.iter().map(properties).sum::<usize>();
+            few * ALTERNATIVE_ITEMS + properties * PROPERTY_ITEMS
+        }
+    };
+    let most = match grammar {
+        Grammar::Lark(_) => TEXT_ROW_ITEMS_MAX,
+        _ => ROW_ITEMS_MAX,
+    };
+    let row_items = (ROW_ITEMS + more).min(most);
+    Work { row_items, mask_items: row_items * MASK_ROWS }
+}
 
 /// Checks that `grammar` is within bounds.
 ///
@@ -21,7 +55,7 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
     let Parts { texts, schemas } = parts(grammar);
     let rules = match grammar {
         Grammar::Gbnf(text) => text.matches("::=").count(),
-        Grammar::Lark(_) => {
+        Grammar::Lark(_) | Grammar::Calls(_) => {
             texts.iter().flat_map(|text| text.lines()).filter(|line| line.contains(':')).count()
         }
         Grammar::JsonObject | Grammar::JsonSchema(_) | Grammar::Regex(_) | Grammar::Choice(_) => 0,
@@ -54,7 +88,7 @@ fn parts(grammar: &Grammar) -> Parts<'_> {
         Grammar::JsonObject | Grammar::Choice(_) => Parts::default(),
         Grammar::JsonSchema(schema) => Parts { schemas: vec![schema.clone()], ..Parts::default() },
         Grammar::Regex(text) | Grammar::Gbnf(text) => Parts { texts: vec![text], schemas: vec![] },
-        Grammar::Lark(text) => of_lark(text),
+        Grammar::Lark(text) | Grammar::Calls(text) => of_lark(text),
     }
 }
 
@@ -105,6 +139,19 @@ fn properties(schema: &Value) -> usize {
             own + fields.values().map(properties).sum::<usize>()
         }
         Value::Array(parts) => parts.iter().map(properties).sum(),
+        _ => 0,
+    }
+}
+
+/// The alternatives of which a schema leaves the choice.
+fn alternatives(schema: &Value) -> usize {
+    match schema {
+        Value::Object(fields) => {
+            let lists = ["anyOf", "oneOf"].map(|word| fields.get(word).and_then(Value::as_array));
+            let own: usize = lists.into_iter().flatten().map(Vec::len).sum();
+            own + fields.values().map(alternatives).sum::<usize>()
+        }
+        Value::Array(parts) => parts.iter().map(alternatives).sum(),
         _ => 0,
     }
 }
@@ -184,6 +231,26 @@ mod tests {
         assert_eq!(check(&Grammar::JsonSchema(json!({ "items": of(4000) }))), Ok(()));
         let over = json!({ "items": [of(4000), of(1)] });
         assert_eq!(check(&Grammar::JsonSchema(over)), Err(GrammarError::Properties(4001)));
+    }
+
+    #[test]
+    fn wide_schemas_may_take_more_work_than_texts() {
+        let rows = |grammar: Grammar| work(&grammar).row_items;
+        let all =
+            |count: usize| -> Value { (0..count).map(|n| (n.to_string(), json!({}))).collect() };
+        let wide = |count| json!({ "properties": all(count) });
+        let many = |count| json!({ "anyOf": vec![json!({}); count] });
+        assert_eq!(rows(Grammar::Gbnf("root ::= root root | \"a\"".to_owned())), 300);
+        assert_eq!(rows(Grammar::JsonObject), 300);
+        assert_eq!(rows(Grammar::JsonSchema(wide(300))), 1500);
+        assert_eq!(rows(Grammar::JsonSchema(wide(3000))), 2000);
+        assert_eq!(rows(Grammar::JsonSchema(many(100))), 1000);
+        // What cannot be told apart gets no more by what else is there.
+        let both = json!({ "oneOf": [many(128)], "items": wide(3000) });
+        assert_eq!(rows(Grammar::JsonSchema(both)), 300 + 128 * 7);
+        let lark = |schema: Value| format!("start: %json {schema}\n");
+        assert_eq!(rows(Grammar::Lark(lark(wide(300)))), 500);
+        assert_eq!(rows(Grammar::Calls(lark(wide(300)))), 1507);
     }
 
     #[test]

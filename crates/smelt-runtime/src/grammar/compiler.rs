@@ -7,16 +7,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::thread::Builder;
 
-use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
-use llguidance::toktrie::{INVALID_TOKEN, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::api::{GrammarInit, GrammarWithLexer, TopLevelGrammar};
+use llguidance::toktrie::{
+    INVALID_TOKEN, InferenceCapabilities, TokRxInfo, TokTrie, TokenId, TokenizerEnv,
+};
+use llguidance::{Logger, Matcher, ParserFactory, TokenParser};
 use serde_json::{Value, json};
 
+use super::bounds::{self, Work};
 use super::closed::closed;
+use super::gbnf;
 use super::matcher::{GrammarMatcher, one_line};
 use super::pieces::{self, Piece, PiecesError};
 use super::{CHOICES_MAX, Grammar, GrammarError, INDENT_MAX};
-use super::{bounds, gbnf};
 use crate::tokenizer::Tokenizer;
 
 /// States of the automaton that reads an answer's bytes, at most: one or two kB each.
@@ -30,7 +33,7 @@ const GRAMMAR_PARTS_MAX: usize = 100_000;
 const START_FUEL_MAX: u64 = 300_000;
 
 /// Steps of the automaton for the mask of one token, at most: as many take 5 to 50 ms, for which all answers
-/// of a model wait.
+/// of a model wait.  What the parser does beside them is bounded by [`bounds::work`].
 const MASK_FUEL_MAX: u64 = 100_000;
 
 /// The stack on which grammars are compiled; only what is touched of it is memory.  Chains of references are
@@ -110,10 +113,11 @@ impl Compiler {
         let failed = |why: String| match grammar {
             Grammar::JsonObject | Grammar::JsonSchema(_) => GrammarError::Schema(why),
             Grammar::Regex(_) => GrammarError::Regex(why),
-            Grammar::Lark(_) | Grammar::Gbnf(_) | Grammar::Choice(_) => GrammarError::Grammar(why),
+            Grammar::Lark(_) | Grammar::Calls(_) | Grammar::Gbnf(_) | Grammar::Choice(_) => {
+                GrammarError::Grammar(why)
+            }
         };
-        let parser = self.factory.create_parser(TopLevelGrammar::from_grammar(source));
-        let parser = parser.map_err(|error| failed(one_line(&error)))?;
+        let parser = self.parser(source, bounds::work(grammar)).map_err(failed)?;
         let matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
             return Err(failed(one_line(&error)));
@@ -124,6 +128,18 @@ impl Compiler {
             Err(error) => Err(failed(error.reason())),
         }
     }
+
+    /// What reads answers to `source`, and may take so much work.
+    fn parser(&self, source: GrammarWithLexer, work: Work) -> Result<TokenParser, String> {
+        let factory = &self.factory;
+        let mut limits = factory.limits().clone();
+        (limits.max_items_in_row, limits.step_max_items) = (work.row_items, work.mask_items);
+        let init = GrammarInit::Serialized(TopLevelGrammar::from_grammar(source));
+        let logger = Logger::new(factory.buffer_log_level(), factory.stderr_log_level());
+        let capabilities = InferenceCapabilities::default();
+        let parser = factory.create_parser_from_init_ext(init, logger, capabilities, limits);
+        parser.map_err(|error| one_line(&error))
+    }
 }
 
 /// A grammar as llguidance takes it.
@@ -133,7 +149,7 @@ fn source(grammar: &Grammar) -> Result<GrammarWithLexer, GrammarError> {
         Grammar::JsonObject => Ok(schema(&json!({ "type": "object" }))),
         Grammar::JsonSchema(value) => Ok(schema(value)),
         Grammar::Regex(pattern) => Ok(GrammarWithLexer::from_regex(pattern)),
-        Grammar::Lark(text) => lark(text.clone()),
+        Grammar::Lark(text) | Grammar::Calls(text) => lark(text.clone()),
         Grammar::Gbnf(text) => lark(gbnf::to_lark(text)?),
         Grammar::Choice(choices) if choices.is_empty() || choices.len() > CHOICES_MAX => {
             Err(GrammarError::Choices(choices.len()))

@@ -14,6 +14,9 @@ use crate::sampling::Mask;
 /// What llguidance says where no token may come.
 const NOTHING_FOLLOWS: &str = "NoExtensionBias";
 
+/// What it says where an answer takes more work than its grammar may.
+const TOO_MUCH_WORK: [&str; 2] = ["Too many items", "Current row has"];
+
 /// The longest reason that is told, in characters.
 const REASON_CHARS_MAX: usize = 300;
 
@@ -87,6 +90,12 @@ impl GrammarMatcher {
         self.matcher.consume_token(token).map_err(|error| failed(&error))
     }
 
+    /// Items that the parser made for the last mask.
+    #[cfg(test)]
+    pub(super) fn items(&self) -> usize {
+        self.matcher.last_step_stats().map_or(0, |stats| stats.all_items)
+    }
+
     /// Whether the answer is whole and nothing may follow.
     pub fn is_ended(&self) -> bool {
         self.matcher.is_stopped()
@@ -116,6 +125,10 @@ pub(super) fn one_line(error: &impl fmt::Display) -> String {
     let words: Vec<&str> = text[..end].split_whitespace().collect();
     if words == [NOTHING_FOLLOWS] {
         return "no text is of this form, or none that ends".to_owned();
+    }
+    if TOO_MUCH_WORK.iter().any(|mark| text.contains(mark)) {
+        return "there are too many ways to read the answer so far; make it less ambiguous"
+            .to_owned();
     }
     words.join(" ").chars().take(REASON_CHARS_MAX).collect()
 }

@@ -40,6 +40,29 @@ const PROPERTIES_MAX: usize = 4000;
 /// states, of which a hundred thousand are looked through in a second.
 const MULTIPLES_MAX: u64 = 100_000;
 
+/// The most parts of rules that may be under way at one place of an answer, and so often as many until the next token's
+/// mask is found.  Each is looked for among all others of its place, so ambiguity costs their square and more: a
+/// millisecond a place for 300, most of a second for 2,000.  Honest grammars have some tens.
+const ROW_ITEMS: usize = 300;
+
+/// The same of a text that a client wrote, whatever schemas are in it.
+const TEXT_ROW_ITEMS_MAX: usize = 500;
+
+/// The same of any grammar.
+const ROW_ITEMS_MAX: usize = 2000;
+
+/// What a property adds to them, which may be left out as all that follow it.
+const PROPERTY_ITEMS: usize = 4;
+
+/// What an alternative adds to them (`anyOf`, `oneOf`, a tool): of an object that all begin alike, seven.
+const ALTERNATIVE_ITEMS: usize = 7;
+
+/// The most alternatives for which more is allowed; as many that cannot be told apart take some ten milliseconds a mask.
+const ALTERNATIVES_MAX: usize = 128;
+
+/// How many places as full as they may be one mask may look at; a text of tokens seldom has more.
+const MASK_ROWS: usize = 10;
+
 /// Between two parts of JSON is a space, or the end of a line and at most so much indentation, as in llama.cpp's
 /// grammars.  Models that may go on with white space sometimes do.
 const INDENT_MAX: usize = 20;
@@ -56,6 +79,8 @@ pub enum Grammar {
     Regex(String),
     /// llguidance's variant of Lark, which begins at `start`.
     Lark(String),
+    /// The same, written by us around the schemas of tools.
+    Calls(String),
     /// llama.cpp's form of grammars, which begins at `root`.  Rules that refer to themselves are read token
     /// by token as Lark's are, each part taking as much as it can.
     Gbnf(String),
@@ -96,7 +121,9 @@ impl Grammar {
         match self {
             Self::JsonObject => 0,
             Self::JsonSchema(schema) => schema.to_string().len(),
-            Self::Regex(text) | Self::Lark(text) | Self::Gbnf(text) => text.len(),
+            Self::Regex(text) | Self::Lark(text) | Self::Calls(text) | Self::Gbnf(text) => {
+                text.len()
+            }
             Self::Choice(choices) => choices.iter().map(String::len).sum(),
         }
     }

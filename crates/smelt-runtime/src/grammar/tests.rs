@@ -383,6 +383,96 @@ fn no_token_keeps_others_waiting() {
     }
 }
 
+/// Schemas of lists that cannot be told apart before they end.
+fn lists(count: usize) -> Grammar {
+    let list =
+        |least| json!({ "type": "array", "items": { "$ref": "#/$defs/a" }, "minItems": least });
+    let lists: Vec<Value> = (0..count).map(list).collect();
+    Grammar::JsonSchema(json!({ "$defs": { "a": { "anyOf": lists } }, "$ref": "#/$defs/a" }))
+}
+
+#[test]
+fn no_ambiguity_keeps_others_waiting() {
+    let world = World::new();
+    let gbnf = |text: &str| Grammar::Gbnf(text.to_owned());
+    let ambiguous = [
+        gbnf("root ::= a\na ::= a a | [a-z]"),
+        gbnf("root ::= c\nc ::= [a-z]* c | \"q\""),
+        gbnf(
+            "root ::= a | b | c\na ::= \"x\" a \"y\" | a a | \"\"\nb ::= a b | \"z\"\nc ::= [a-z]* c | \"q\"",
+        ),
+        gbnf("root ::= e\ne ::= e e | e \"+\" e | \"(\" e \")\" | [a-z0-9 ]+"),
+        gbnf("root ::= root root root | \"a\" | \"\""),
+        lists(2),
+        lists(128),
+        lists(600),
+    ];
+    let mut random = Random::new(4);
+    for grammar in ambiguous {
+        let work = bounds::work(&grammar);
+        let Ok(mut matcher) = world.compiler.compile(&grammar) else { continue };
+        for _ in 0..300 {
+            let Ok(mask) = matcher.mask() else { break };
+            let tokens: Vec<u32> = mask.tokens().collect();
+            // The last places are full before they are counted.
+            assert!(matcher.items() <= work.mask_items + 2 * work.row_items, "{grammar:?}");
+            let token = random.pick(&tokens);
+            if world.ends.contains(&token) || matcher.take(token).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn an_ambiguous_answer_ends_before_it_takes_long() {
+    let world = World::new();
+    let grammar = Grammar::Gbnf("root ::= a\na ::= a a | [a-z]".to_owned());
+    let mut matcher = world.compiler.compile(&grammar).unwrap();
+    let letter = world.tokenizer.token("a").unwrap();
+    let mut say = || -> Result<(), ConstraintError> {
+        matcher.mask()?;
+        matcher.take(letter)
+    };
+    let said = (0..1000).find_map(|_| say().err());
+    let why = said.expect("a thousand letters can be read in too many ways").to_string();
+    assert!(why.contains("too many ways to read"), "{why}");
+}
+
+#[test]
+fn wide_schemas_and_grammars_that_refer_to_themselves_are_held_to() {
+    let world = World::new();
+    let wide = |count: usize| -> Value {
+        (0..count).map(|n| (format!("field{n}"), json!({ "type": "string" }))).collect()
+    };
+    let kind = |n: usize| json!({ "properties": { "kind": { "const": n }, "of": {} }, "required": ["kind"] });
+    let kinds: Vec<Value> = (0..128).map(kind).collect();
+    let gbnf = |text: &str| Grammar::Gbnf(text.to_owned());
+    let honest = [
+        Grammar::JsonSchema(json!({ "type": "object", "properties": wide(300) })),
+        Grammar::JsonSchema(json!({ "type": "array", "items": { "anyOf": kinds } })),
+        gbnf(
+            "root ::= object\nobject ::= \"{\" (pair (\",\" pair)*)? \"}\"\npair ::= string \":\" value\nvalue ::= object | string | [0-9]+ | \"[\" (value (\",\" value)*)? \"]\"\nstring ::= \"\\\"\" [^\"]* \"\\\"\"",
+        ),
+        gbnf(
+            "root ::= sum\nsum ::= part ([-+*/] part)*\npart ::= [a-z]+ | [0-9]+ | \"(\" sum \")\"",
+        ),
+        gbnf("root ::= \"- \" [^\\n]+ \"\\n\" root | \"\""),
+    ];
+    let mut random = Random::new(5);
+    for grammar in honest {
+        let mut matcher = world.compiler.compile(&grammar).unwrap();
+        for _ in 0..300 {
+            let tokens: Vec<u32> = matcher.mask().unwrap().tokens().collect();
+            let token = random.pick(&tokens);
+            if world.ends.contains(&token) {
+                break;
+            }
+            matcher.take(token).unwrap();
+        }
+    }
+}
+
 #[test]
 fn white_space_is_a_space_or_an_indented_line() {
     let world = World::new();

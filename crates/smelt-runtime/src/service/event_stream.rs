@@ -76,6 +76,9 @@ pub enum Failure {
     /// An engine failed on it.
     #[error("{0}")]
     Engine(String),
+    /// It could not be held to its form any more.
+    #[error("{0}")]
+    Form(String),
     /// The service ended.
     #[error("the service was stopped")]
     Stopped,

@@ -15,7 +15,7 @@ use smelt_backend::{Answer, Decoder, ImageEmbeds, RunError, SlotInput, Want};
 use super::event_stream::{Event, Failure, TokenInfo};
 use super::scores::Scores;
 use super::{Asked, Client, Job, Kv, Over, Shared, ToLlm};
-use crate::generation::{Finish, Generation, TokenOutput};
+use crate::generation::{Finish, Generation, SpeakError, TokenOutput};
 use crate::prefix::{Piece, PrefixHit};
 use crate::schedule::{Capacity, Owner, Schedule, Step, TaskId};
 
@@ -243,7 +243,7 @@ impl LlmThread {
         let mut failed = Vec::new();
         for id in ids {
             if let Some(Err(error)) = self.tasks.get_mut(id).map(|task| task.generation.draw()) {
-                failed.push((*id, error.to_string()));
+                failed.push((*id, error));
             }
         }
         let can = failed.is_empty();
@@ -311,7 +311,7 @@ impl LlmThread {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let emitted = match task.generation.push(chosen) {
             Ok(emitted) => emitted,
-            Err(error) => return self.fail_of_speaker(id, &error.to_string()),
+            Err(error) => return self.fail_of_speaker(id, &error),
         };
         let TokenOutput { token, text, logprobs, finish } = emitted;
         self.shared.stats().said_tokens += u64::from(token.is_some());
@@ -353,8 +353,16 @@ impl LlmThread {
     }
 
     /// The error says itself whose fault it is.
-    fn fail_of_speaker(&mut self, id: TaskId, error: &str) {
-        self.fail(id, format!("the answer cannot go on: {error}"));
+    fn fail_of_speaker(&mut self, id: TaskId, error: &SpeakError) {
+        let why = format!("the answer cannot go on: {error}");
+        match error {
+            // Who asked for a form that takes too long to follow did so; no engine is to blame.
+            SpeakError::Form(_) => {
+                self.shared.stats().endings.unheld += 1;
+                self.break_off(id, Failure::Form(why));
+            }
+            _ => self.fail(id, why),
+        }
     }
 
     fn fail_of_engine(&mut self, id: TaskId, error: &RunError) {
@@ -362,9 +370,16 @@ impl LlmThread {
     }
 
     fn fail(&mut self, id: TaskId, why: String) {
-        if let Some(task) = self.tasks.get(&id) {
+        if self.tasks.contains_key(&id) {
             self.shared.stats().endings.failed += 1;
-            task.asked.sender.send(Event::Failed(Failure::Engine(why)));
+        }
+        self.break_off(id, Failure::Engine(why));
+    }
+
+    /// Ends an answer with why there is no more of it.
+    fn break_off(&mut self, id: TaskId, failure: Failure) {
+        if let Some(task) = self.tasks.get(&id) {
+            task.asked.sender.send(Event::Failed(failure));
         }
         self.end(id);
     }

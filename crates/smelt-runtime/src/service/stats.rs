@@ -57,6 +57,8 @@ pub struct Endings {
     pub deadline: u64,
     /// Answers on which an engine failed.
     pub failed: u64,
+    /// Answers that could not be held to their form any more.
+    pub unheld: u64,
 }
 
 /// What keys and values take.

@@ -95,6 +95,7 @@ pub(crate) fn error(failure: &Failure) -> ApiError {
             ApiError::new(StatusCode::GATEWAY_TIMEOUT, message).code("deadline_exceeded")
         }
         Failure::Engine(_) => ApiError::failed(message).code("engine_failed"),
+        Failure::Form(_) => ApiError::bad(message).code("form_not_held"),
         Failure::Stopped => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("stopped"),
     }
 }

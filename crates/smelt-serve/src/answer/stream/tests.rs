@@ -153,6 +153,16 @@ fn a_failure_is_told_where_the_answer_would_go_on() {
 }
 
 #[test]
+fn a_form_that_cannot_be_held_to_is_who_asked_for_it() {
+    let failed = Event::Failed(Failure::Form("too ambiguous".into()));
+    let text = written(chat(false), 1, false, &[failed]);
+    assert_eq!(
+        text,
+        "data: {\"error\":{\"message\":\"too ambiguous\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"form_not_held\"}}\n\ndata: [DONE]\n\n"
+    );
+}
+
+#[test]
 fn a_whole_chat_is_what_its_stream_says() {
     let mut gathered = Accumulator::new(1);
     answer().into_iter().for_each(|event| gathered.hear(event));

@@ -280,8 +280,10 @@ impl Wire for Answer {
             Event::Failed(failure) => {
                 self.begin(out);
                 self.response.status = Status::Failed;
-                let message = error(failure).message;
-                self.response.error = Some(Failure { code: "server_error", message });
+                let error = error(failure);
+                let code =
+                    if error.status.is_client_error() { "invalid_prompt" } else { "server_error" };
+                self.response.error = Some(Failure { code, message: error.message });
                 let tells = Tells::Response { response: &self.response };
                 self.events.tell(out, "response.failed", tells);
             }
