@@ -37,6 +37,12 @@ const SMALL_GRAMMAR_BYTES: usize = 1 << 20;
 /// Bodies of which nothing large can be made: a hundred times as much is no more than what each may take beside its bytes.
 const SMALL_KIB: usize = 64;
 
+/// Bytes that a value of a body takes at most once it is read: the value, and its place in a tree.
+const VALUE_BYTES: usize = 300;
+
+/// How many bytes a body may take for each of its own.
+const MADE_FACTOR: usize = 8;
+
 /// How many times the room of its bytes a text has that is turned into tokens: each byte of a body has room for eight.
 const ENCODED_FACTOR: usize = 12;
 
@@ -166,6 +172,19 @@ impl Bodies {
             let why = "the texts have so many signs that begin a mark of the model's that they take too much memory; send less text, or \"parse_special\": true";
             let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why);
             return Err(error.code("body_too_large"));
+        }
+        self.take(budget, all).await
+    }
+
+    /// Lets so many values be made of a body; those of ordinary ones are within the KiB that it has.
+    ///
+    /// # Errors
+    /// 429 if too much is held already.
+    pub(crate) async fn valued(&self, budget: &mut Budget, values: usize) -> Result<(), ApiError> {
+        let made = values.saturating_mul(VALUE_BYTES) / MADE_FACTOR / 1024;
+        let all = (budget.kib + made).min(kib(self.bytes_max) as usize);
+        if all <= budget.kib {
+            return Ok(());
         }
         self.take(budget, all).await
     }
@@ -460,6 +479,26 @@ mod tests {
             let third = bodies.encoded(&mut held[2].budget, 1 << 20).await;
             assert_eq!(third.unwrap_err().status, 429);
             assert!(bodies.read(&json, Body::from("{}")).await.is_ok(), "who asks little is read");
+        });
+    }
+
+    #[test]
+    fn small_bodies_of_many_values_wait_for_each_other() {
+        let bodies = Bodies::new(1 << 20, 3 << 20);
+        paused().block_on(async {
+            let json = [(CONTENT_TYPE, "application/json".parse().unwrap())].into_iter().collect();
+            let read = async || bodies.read(&json, Body::from(vec![b' '; 1024])).await.unwrap();
+            let mut ordinary = read().await;
+            bodies.valued(&mut ordinary.budget, 27).await.unwrap();
+            assert_eq!(bodies.free_bytes(), (3 << 20) - 1024, "ordinary bodies take no more");
+            drop(ordinary);
+            let mut held = [read().await, read().await, read().await];
+            // Each as many as one body may: the first of what is shared, the second of the room of one.
+            for held in &mut held[..2] {
+                bodies.valued(&mut held.budget, 1 << 15).await.unwrap();
+            }
+            let refused = bodies.valued(&mut held[2].budget, 1 << 15).await;
+            assert_eq!(refused.unwrap_err().status, 429);
         });
     }
 

@@ -212,6 +212,62 @@ fn assert_small(slots: &str, shapes: Vec<Shape>, statuses: &[u16]) {
     server.assert_answers();
 }
 
+/// A server in the memory of a small machine, which has answered once.
+fn small_server(machine: Option<&Machine>) -> Server {
+    let flags = ["--memory", "512MiB"];
+    let server = match machine {
+        Some(machine) => {
+            let arguments = Server::arguments(&["p.toml"], &flags);
+            Server::started(&mut machine.smelt(&BUILT, &arguments))
+        }
+        None => Server::of(&BUILT, &["p.toml"], &flags),
+    };
+    assert!(until(|| server.get("/health").status == 200));
+    server.assert_answers();
+    server
+}
+
+/// Asks so often at once; each is told one of `statuses`.
+#[track_caller]
+fn ask_at_once(server: &Server, count: usize, path: &str, body: &[u8], statuses: &[u16]) {
+    let told: Vec<u16> = thread::scope(|scope| {
+        let asked: Vec<_> =
+            (0..count).map(|_| scope.spawn(|| server.post(path, body).status)).collect();
+        asked.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert!(told.iter().all(|status| statuses.contains(status)), "{path}: {told:?}");
+}
+
+/// Bodies of 61 KiB that become the most, in the fields of most kinds.
+fn small_hostile() -> Vec<Shape> {
+    let chat = |field: &str, value: &str, end: &str| {
+        filled(CHAT, &format!("{{{TURNS},\"max_tokens\":1,{field}"), value, &format!("{end}}}"))
+    };
+    let schema =
+        r#""response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"enum":["#;
+    let all = vec![
+        chat(r#""chat_template_kwargs":{"a":["#, "[[]]", "]}"),
+        chat(r#""chat_template_kwargs":{"a":["#, r#"{"":0}"#, "]}"),
+        chat(schema, r#"{"":0}"#, "]}}}"),
+        filled("/api/generate", r#"{"model":"m","prompt":"hi","images":["#, r#""""#, "]}"),
+        filled("/v1/messages", r#"{"max_tokens":1,"messages":["#, "{}", "]}"),
+    ];
+    all.into_iter().map(|shape| Shape { bytes: 61 << 10, ..shape }).collect()
+}
+
+#[test]
+fn many_small_bodies_at_once_fill_no_small_machine() {
+    const CAP_MIB: u64 = 512;
+    let machine = Machine::new((CAP_MIB as usize) << 20);
+    let server = small_server(machine.as_ref());
+    for shape in small_hostile() {
+        ask_at_once(&server, 200, shape.path, &shape.body(), &[200, 400, 404, 429]);
+        let peak = server.kib("VmHWM") / 1024;
+        assert!(peak < CAP_MIB, "{peak} MiB {}", shape.path);
+        server.assert_answers();
+    }
+}
+
 #[test]
 fn memory_comes_back_behind_grammars_that_grow_from_small_bodies() {
     let server = Server::start(&[]);

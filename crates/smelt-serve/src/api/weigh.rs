@@ -44,12 +44,21 @@ const FREE_IN_TURNS: [&[u8]; 3] = [b"tool_calls", b"input", b"arguments"];
 /// # Errors
 /// 400, naming the field that holds too much.
 pub(crate) fn weigh(body: &[u8]) -> Result<Body<'_>, ApiError> {
+    values(body)?;
+    Ok(Body::weighed(body))
+}
+
+/// How many values and names a body holds, lists of tokens apart, if it is within bounds.
+///
+/// # Errors
+/// As [`weigh`].
+pub(crate) fn values(body: &[u8]) -> Result<usize, ApiError> {
     let mut scale = Scale { text: body, at: 0, ..Scale::default() };
     while let Some(byte) = scale.next() {
         scale.take(byte);
         scale.check()?;
     }
-    Ok(Body::weighed(body))
+    Ok(scale.values)
 }
 
 /// What was seen of a body so far.
@@ -211,6 +220,12 @@ mod tests {
         // What is spread over fields is counted together.
         let half = "0,".repeat(FREE_VALUES_MAX / 2);
         check(&format!(r#"{{"a": [{half}0], "b": [{half}0]}}"#), Some("b"));
+    }
+
+    #[test]
+    fn values_and_names_are_told() {
+        assert_eq!(values(br#"{"prompt": [1, 2, 3], "x": [1, {"a": null}]}"#).unwrap(), 9);
+        assert_eq!(values(br#""[1, 2]""#).unwrap(), 1);
     }
 
     #[test]

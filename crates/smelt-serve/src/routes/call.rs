@@ -84,7 +84,7 @@ impl Call {
     pub(super) async fn held(&self, body: Body) -> Result<BufferedBody, ApiError> {
         // Before a long body is read for nothing.
         self.shared.models.check()?;
-        self.shared.bodies.read_as(&self.headers, body, self.kind).await
+        self.shared.held(&self.headers, body, self.kind).await
     }
 
     /// Has a conversation answered, which `read` finds in the body.

@@ -31,11 +31,14 @@ use serde::Deserialize;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::account::{self, Accounts, Facts, REQUEST_ID};
-use crate::api::{read, weigh::weigh};
+use crate::api::{
+    read,
+    weigh::{values, weigh},
+};
 use crate::ask::chat::{Chat, Weight};
 use crate::ask::resolved_message::Limits;
 use crate::ask::work::Work;
-use crate::body::{Bodies, Budget, BufferedBody};
+use crate::body::{Bodies, Budget, BufferedBody, Kind};
 use crate::client;
 use crate::current::Current;
 use crate::error::{ApiError, ErrorMessage};
@@ -87,6 +90,29 @@ struct Named {
 }
 
 impl Shared {
+    /// Reads a request's body, which has room for what is made of it.
+    ///
+    /// # Errors
+    /// As reading and weighing do.
+    async fn held(
+        &self,
+        headers: &HeaderMap,
+        body: Body,
+        kind: Kind,
+    ) -> Result<BufferedBody, ApiError> {
+        let mut held = self.bodies.read_as(headers, body, kind).await?;
+        let values = match held.budget.is_small() {
+            true => values(&held.bytes)?,
+            // Looking through a long one takes longer than connections may wait for.
+            false => {
+                let bytes = held.bytes.clone();
+                self.preparing.run(move |_| values(&bytes)).await?
+            }
+        };
+        self.bodies.valued(&mut held.budget, values).await?;
+        Ok(held)
+    }
+
     /// Reads a request's body, and waits for the model it names if that is not in memory.
     ///
     /// # Errors
@@ -94,7 +120,7 @@ impl Shared {
     async fn read(&self, headers: &HeaderMap, body: Body) -> Result<BufferedBody, ApiError> {
         // Before a long body is read for nothing.
         self.models.check()?;
-        let held = self.bodies.read(headers, body).await?;
+        let held = self.held(headers, body, Kind::Json).await?;
         if self.models.away().is_empty() {
             return Ok(held);
         }
