@@ -28,8 +28,11 @@ const WAIT_TIME_MAX: Duration = Duration::from_secs(20);
 /// How many of the largest bodies are held at once, each with what it is decoded to, where memory is not capped.
 pub(crate) const LARGEST_AT_ONCE: usize = 4;
 
-/// Bodies behind which freed memory is given back: the allocator would keep what smaller ones took for the next.
-const LARGE_KIB: usize = 1 << 10;
+/// Bodies behind which freed memory is given back at once, what is made of them counted.
+const LARGE_KIB: usize = 256;
+
+/// How long after any other body it is given back: each leaves little, and many of them much.
+const SMALL_GIVEN_BACK: Duration = Duration::from_secs(2);
 
 /// Grammars that are as small count nothing: they are within what each body may take beside its bytes.
 const SMALL_GRAMMAR_BYTES: usize = 1 << 20;
@@ -66,8 +69,32 @@ pub(crate) struct Bodies {
     /// KiB that grammars may still take until their answers end: they keep out none but each other.
     grammars: Arc<Semaphore>,
     grammars_kib: u32,
-    /// Something large was let go.
-    freed: Arc<Notify>,
+    freed: Arc<Freed>,
+}
+
+/// What tells that memory was let go.
+#[derive(Debug, Default)]
+struct Freed {
+    much: Notify,
+    little: Notify,
+}
+
+impl Freed {
+    /// Waits until there is something to give back: soon behind much, once in a while behind little.
+    async fn wait(&self) {
+        let much = async {
+            self.much.notified().await;
+            sleep(DROPPED_WITHIN).await;
+        };
+        let little = async {
+            self.little.notified().await;
+            sleep(SMALL_GIVEN_BACK).await;
+        };
+        tokio::select! {
+            () = much => {}
+            () = little => {}
+        }
+    }
 }
 
 /// What a body must say that it is.
@@ -93,19 +120,19 @@ pub(crate) struct Budget {
     kib: usize,
     permit: Option<OwnedSemaphorePermit>,
     last: Option<OwnedSemaphorePermit>,
-    freed: Arc<Notify>,
+    freed: Arc<Freed>,
 }
 
 /// What a large grammar takes until its answers have ended.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     _permit: OwnedSemaphorePermit,
-    freed: Arc<Notify>,
+    freed: Arc<Freed>,
 }
 
 impl Drop for Compiled {
     fn drop(&mut self) {
-        self.freed.notify_one();
+        self.freed.much.notify_one();
     }
 }
 
@@ -118,8 +145,9 @@ impl Budget {
 
 impl Drop for Budget {
     fn drop(&mut self) {
-        if self.kib >= LARGE_KIB {
-            self.freed.notify_one();
+        match self.kib >= LARGE_KIB {
+            true => self.freed.much.notify_one(),
+            false => self.freed.little.notify_one(),
         }
     }
 }
@@ -224,11 +252,10 @@ impl Bodies {
         }
     }
 
-    /// Has the allocator give memory back to the system behind large bodies and grammars, for ever.
+    /// Has the allocator give memory back to the system behind bodies and grammars, for ever.
     pub(crate) async fn give_back(self, free: fn()) {
         loop {
-            self.freed.notified().await;
-            sleep(DROPPED_WITHIN).await;
+            self.freed.wait().await;
             // Nobody waits for it.
             _ = spawn_blocking(free).await;
         }
@@ -503,6 +530,26 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_given_back_behind_many_values_at_once_and_behind_others_soon() {
+        let bodies = Bodies::new(1 << 20, 3 << 20);
+        paused().block_on(async {
+            let json = [(CONTENT_TYPE, "application/json".parse().unwrap())].into_iter().collect();
+            let read = async || bodies.read(&json, Body::from(vec![b' '; 1024])).await.unwrap();
+            let is_told = async |within| timeout(within, bodies.freed.wait()).await.is_ok();
+            assert!(!is_told(SMALL_GIVEN_BACK * 2).await, "nothing was held");
+            let mut held = read().await;
+            bodies.valued(&mut held.budget, 1 << 13).await.unwrap();
+            drop(held);
+            assert!(is_told(DROPPED_WITHIN * 2).await);
+            drop((read().await, read().await));
+            assert!(!is_told(DROPPED_WITHIN * 2).await);
+            drop(read().await);
+            assert!(is_told(SMALL_GIVEN_BACK * 2).await);
+            assert!(!is_told(SMALL_GIVEN_BACK * 2).await, "once for all of them");
+        });
+    }
+
+    #[test]
     fn large_grammars_wait_for_each_other_and_bodies_do_not_wait_for_them() {
         let bodies = Bodies::new(1 << 20, 4 << 20);
         paused().block_on(async {
@@ -515,7 +562,7 @@ mod tests {
             drop(all);
             assert!(bodies.compiled(2 << 20).await.is_ok_and(|some| some.is_some()));
             // What is let go has memory given back.
-            assert!(timeout(WAIT_TIME_MAX, bodies.freed.notified()).await.is_ok());
+            assert!(timeout(WAIT_TIME_MAX, bodies.freed.much.notified()).await.is_ok());
         });
     }
 

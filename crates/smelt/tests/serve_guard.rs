@@ -269,6 +269,29 @@ fn many_small_bodies_at_once_fill_no_small_machine() {
 }
 
 #[test]
+fn memory_comes_back_behind_small_bodies() {
+    const ROUNDS: usize = 5;
+    let server = small_server(None);
+    let resident = || server.kib("VmRSS") / 1024;
+    let before = resident();
+    let mut shapes = small_hostile();
+    // Bodies that are small whatever is counted, whose forms are compiled.
+    let form =
+        r#""response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"enum":["#;
+    let form = filled(CHAT, &format!("{{{TURNS},\"max_tokens\":1,{form}"), "\"a\"", "]}}}}");
+    shapes.push(Shape { bytes: 2 << 10, ..form });
+    for shape in shapes {
+        for _ in 0..ROUNDS {
+            ask_at_once(&server, 16, shape.path, &shape.body(), &[200, 400, 404, 429]);
+        }
+        // Four MiB are for ends of what many threads have.
+        let is_back = until(|| resident() <= before * 11 / 10 + 4);
+        assert!(is_back, "{before} to {} MiB {}", resident(), shape.begin);
+    }
+    server.assert_answers();
+}
+
+#[test]
 fn memory_comes_back_behind_grammars_that_grow_from_small_bodies() {
     let server = Server::start(&[]);
     // What is made once for all grammars is there before.
