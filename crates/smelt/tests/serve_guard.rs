@@ -115,7 +115,23 @@ fn hostile() -> Vec<Shape> {
         filled("/v1/score", r#"{"text_1":"q","text_2":["#, "1", "]}"),
         filled("/api/show", r#"{"model":"m","options":["#, r#"{"":0}"#, "]}"),
         filled("/slots/0?action=save", r#"{"filename":"a","x":["#, r#"{"":0}"#, "]}"),
+        filled("/v1/responses", r#"{"input":"hi","prompt":["#, "1", "]}"),
+        // As many as may just be counted, which are no longer refused by their number alone.
+        counted("/api/generate", r#"{"model":"m","prompt":"hi","images":["#, (r#""""#, 1), "]}"),
+        counted(
+            "/v1/messages",
+            r#"{"max_tokens":1,"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"b","\u0069nput":{"a":["#,
+            (r#"{"":0}"#, 3),
+            "]}}]}]}",
+        ),
     ]
+}
+
+/// A body of nearly as many values as any may have; `value` is one that counts so often.
+fn counted(path: &'static str, begin: &str, (value, count): (&str, usize), end: &str) -> Shape {
+    const VALUES: usize = 131_000;
+    let bytes = begin.len() + end.len() + (value.len() + 1) * (VALUES / count);
+    Shape { bytes, ..filled(path, begin, value, end) }
 }
 
 /// Texts of letters with which marks begin, wherever a text may stand: each grows as it is told apart from markup.
@@ -175,7 +191,7 @@ fn no_text_takes_more_than_a_few_times_its_bytes() {
     assert_small("text-slots", long_texts(), &[200, 400, 413]);
 }
 
-/// No body takes more memory than a small machine has, alone or beside three others, and none is kept of it.
+/// No body takes more memory than a small machine has, alone or beside others, and none is kept of it.
 #[track_caller]
 fn assert_small(slots: &str, shapes: Vec<Shape>, statuses: &[u16]) {
     const CAP_MIB: u64 = 512;
@@ -196,7 +212,8 @@ fn assert_small(slots: &str, shapes: Vec<Shape>, statuses: &[u16]) {
     for shape in shapes {
         let (path, body) = (shape.path, shape.body());
         let shape = format!("{path} {}", String::from_utf8_lossy(&body[..100]));
-        for at_once in [1, 4] {
+        let many = if body.len() < 1 << 20 { 16 } else { 4 };
+        for at_once in [1, many] {
             let told: Vec<u16> = thread::scope(|scope| {
                 let asked: Vec<_> =
                     (0..at_once).map(|_| scope.spawn(|| server.post(path, &body).status)).collect();

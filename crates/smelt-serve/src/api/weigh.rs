@@ -142,7 +142,8 @@ impl<'a> Scale<'a> {
         }
         let is_free = match self.depth {
             1 => !self.is_turns,
-            _ => self.is_turns && FREE_IN_TURNS.contains(&name),
+            // A name that is written with escapes may be any.
+            _ => self.is_turns && (FREE_IN_TURNS.contains(&name) || name.contains(&b'\\')),
         };
         if is_free && self.free.is_none() {
             self.free = Some((self.at, self.depth));
@@ -235,6 +236,7 @@ mod tests {
         check(&list("messages", &turn("tool_calls"), count), None);
         check(&list("messages", &turn("tool_calls"), count + 1), Some("messages"));
         check(&list("messages", &turn("content"), count + 1), None);
+        check(&list("messages", &turn("\\u0069nput"), count + 1), Some("messages"));
     }
 
     #[test]

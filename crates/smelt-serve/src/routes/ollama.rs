@@ -43,9 +43,10 @@ pub(super) async fn generate(call: Call, body: Body) -> Result<Response, ApiErro
 async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiError> {
     // Who asks for nothing but the model is answered when it is there.
     let held = call.held(body).await?;
+    let images_max = call.shared.limits.images_max;
     let read = call.shared.preparing.run(move |_| {
         let (ask, over) = Ask::read(weigh(&held.bytes)?, route)?;
-        let wanted = ask.wanted(route)?;
+        let wanted = ask.wanted(route, images_max)?;
         if wanted == Wanted::Load {
             Chat::read(ask.alone()?.to_string().as_bytes())?.common.choice_params(None, 1)?;
         }

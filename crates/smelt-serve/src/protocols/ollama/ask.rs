@@ -157,15 +157,16 @@ impl Ask {
         self.stream.unwrap_or(true)
     }
 
-    /// What is wanted.
+    /// What is wanted; it may show so many pictures.
     ///
     /// # Errors
-    /// 400, naming the field that is not understood.
-    pub(crate) fn wanted(&self, route: Route) -> Result<Wanted, ApiError> {
+    /// 400, naming the field that is not understood, or the first picture too many.
+    pub(crate) fn wanted(&self, route: Route, images_max: usize) -> Result<Wanted, ApiError> {
         if route == Route::Generate && self.messages.iter().flatten().next().is_some() {
             let why = "are not understood; send them to /api/chat";
             return Err(ApiError::field("messages", why).code("field_not_supported"));
         }
+        self.check_images(route, images_max)?;
         let turns = match route {
             Route::Chat => self.messages.iter().flatten().map(Message::turn).collect::<Vec<_>>(),
             Route::Generate => self.turns(),
@@ -182,6 +183,26 @@ impl Ask {
             (true, _) => Ok(Wanted::Raw(self.prompt.clone().unwrap_or_default(), chat)),
             (false, _) => Ok(Wanted::Chat(chat)),
         }
+    }
+
+    /// Counts pictures before any becomes a part of a chat, which takes far more than a picture of no bytes.
+    fn check_images(&self, route: Route, most: usize) -> Result<(), ApiError> {
+        let turns = self.messages.iter().flatten().enumerate();
+        let of_turns = turns.map(|(at, turn)| (format!("messages[{at}].images"), &turn.images));
+        let all: Vec<_> = match route {
+            Route::Chat => of_turns.collect(),
+            Route::Generate => vec![("images".to_owned(), &self.images)],
+        };
+        let mut left = most;
+        for (at, images) in all {
+            let count = images.as_ref().map_or(0, Vec::len);
+            if count > left {
+                let why = format!("more than {most} pictures and clips; the server allows no more");
+                return Err(ApiError::field(format!("{at}[{left}]"), why));
+            }
+            left -= count;
+        }
+        Ok(())
     }
 
     /// The conversation that a prompt is.
@@ -382,7 +403,7 @@ mod tests {
     use crate::api::weigh::weigh;
 
     fn wanted(route: Route, body: Value) -> Result<Wanted, ApiError> {
-        Ask::read(weigh(body.to_string().as_bytes()).unwrap(), route)?.0.wanted(route)
+        Ask::read(weigh(body.to_string().as_bytes()).unwrap(), route)?.0.wanted(route, 4)
     }
 
     #[track_caller]
@@ -421,6 +442,16 @@ mod tests {
         );
         assert_eq!((&chat["temperature"], &chat["top_k"]), (&json!(0.8), &json!(40)));
         assert_eq!(chat.get("tools"), None);
+    }
+
+    #[test]
+    fn pictures_are_counted_before_they_are_parts() {
+        let of = |route, body| wanted(route, body).unwrap_err().param.unwrap();
+        let body = json!({ "prompt": "a", "images": vec![""; 5] });
+        assert_eq!(of(Route::Generate, body), "images[4]");
+        let turn = json!({ "role": "user", "content": "a", "images": ["", "", ""] });
+        assert_eq!(of(Route::Chat, json!({ "messages": [turn, turn] })), "messages[1].images[1]");
+        assert!(wanted(Route::Chat, json!({ "messages": [turn] })).is_ok());
     }
 
     #[test]

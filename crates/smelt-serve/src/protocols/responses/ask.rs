@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::items::{Item, ItemMessages};
@@ -45,7 +46,8 @@ pub(crate) struct Ask {
     stream_options: Option<Map<String, Value>>,
     background: Option<bool>,
     conversation: Option<Value>,
-    prompt: Option<Value>,
+    /// Which may be a list of tokens, of which no tree is made.
+    prompt: Option<IgnoredAny>,
     context_management: Option<Value>,
     moderation: Option<Value>,
     /// As in chats.
@@ -153,13 +155,13 @@ impl Ask {
         if self.background.unwrap_or(false) {
             return refused("background", "is not understood; leave it out, or use stream");
         }
-        for (field, value) in [
-            ("conversation", &self.conversation),
-            ("prompt", &self.prompt),
-            ("context_management", &self.context_management),
-            ("moderation", &self.moderation),
+        for (field, is_there) in [
+            ("conversation", is_said(&self.conversation)),
+            ("prompt", self.prompt.is_some()),
+            ("context_management", is_said(&self.context_management)),
+            ("moderation", is_said(&self.moderation)),
         ] {
-            if is_said(value) {
+            if is_there {
                 return refused(field, "is not understood; send the whole in input");
             }
         }
