@@ -22,7 +22,7 @@ const TOLD_MAX: usize = 16;
 const NAME_BYTES_MAX: usize = 64;
 
 /// Fields that change no answer: accounts, caches of other servers, guesses of what will be said.
-const HARMLESS: [&str; 15] = [
+const HARMLESS: [&str; 14] = [
     "cache_prompt",
     "keep_alive",
     "metadata",
@@ -35,7 +35,6 @@ const HARMLESS: [&str; 15] = [
     "service_tier",
     "slot_id",
     "store",
-    "t_max_predict_ms",
     "timings_per_token",
     "user",
 ];
@@ -62,6 +61,7 @@ static REFUSED: LazyLock<Vec<Refused>> = LazyLock::new(|| {
         ("dry_multiplier", json!(0), "use repetition_penalty"),
         ("dynatemp_range", json!(0), "use temperature"),
         ("early_stopping", none.clone(), "leave it out; there is no beam search"),
+        ("image_data", none.clone(), "send pictures to /v1/chat/completions"),
         ("include_stop_str_in_output", none.clone(), "add the stop to what is answered"),
         ("length_penalty", json!(1), "leave it out; there is no beam search"),
         ("logits_processors", none.clone(), "use logit_bias"),
@@ -71,12 +71,18 @@ static REFUSED: LazyLock<Vec<Refused>> = LazyLock::new(|| {
             none.clone(),
             "serve a deployment of the merged weights, and name it in model",
         ),
+        (
+            "lora_request",
+            none.clone(),
+            "serve a deployment of the merged weights, and name it in model",
+        ),
         ("min_tokens", json!(0), "use response_format with a grammar that is as long"),
         ("mirostat", json!(0), "use temperature, top_p or min_p"),
         ("n_keep", json!(0), "shorten the prompt"),
         ("max_chunks_per_doc", none.clone(), "use max_tokens_per_doc"),
         ("n_probs", json!(0), "use logprobs and top_logprobs"),
         ("no_stop_trim", none.clone(), "add the stop to what is answered"),
+        ("penalty_prompt", none.clone(), "leave it out; penalties count the prompt and the answer"),
         ("prompt_logprobs", none.clone(), "use echo and logprobs of /v1/completions"),
         ("reasoning", none.clone(), "use enable_thinking and thinking_budget"),
         ("rank_fields", json!(["text"]), "write what is to be ranked as the text of a document"),
@@ -91,7 +97,9 @@ static REFUSED: LazyLock<Vec<Refused>> = LazyLock::new(|| {
         ("spaces_between_special_tokens", json!(true), "leave it out"),
         ("stop_regex", none.clone(), "use stop, or response_format with a regex"),
         ("structural_tag", none.clone(), "use response_format with a grammar"),
+        ("t_max_predict_ms", json!(-1), "use timeout_s"),
         ("tfs_z", json!(1), "use top_p or min_p"),
+        ("top_n_sigma", json!(-1), "use top_p or min_p"),
         ("truncation_side", json!("right"), "cut the texts"),
         ("truncate_prompt_tokens", none.clone(), "shorten the prompt; /tokenize counts it"),
         ("typical_p", json!(1), "use top_p or min_p"),
@@ -379,6 +387,10 @@ fn says_nothing(value: &Value, neutral: &Value) -> bool {
     match neutral {
         // Of what is done anyway, false is the contrary.
         Value::Bool(true) => value.is_null() || value == neutral,
+        // Where llama-server has a limit, there is none at zero and below.
+        Value::Number(number) if number.as_i64() == Some(-1) => {
+            is_nothing(value) || value.as_f64().is_some_and(|value| value <= 0.0)
+        }
         _ => is_nothing(value) || is_equal(value, neutral),
     }
 }
@@ -449,6 +461,19 @@ mod tests {
         assert_eq!(over(&json!({ "typical_p": 1.0 })), Ok(vec![]));
         assert!(over(&json!({ "typical_p": 0.5 })).is_err());
         assert!(over(&json!({ "skip_special_tokens": 0 })).is_err());
+    }
+
+    #[test]
+    fn limits_of_others_are_none_at_zero_and_below() {
+        for name in ["t_max_predict_ms", "top_n_sigma"] {
+            for value in [json!(0), json!(-1), json!(-1.0)] {
+                assert_eq!(over(&json!({ name: value })), Ok(vec![]), "{name} {value}");
+            }
+            let error = over(&json!({ name: 2 })).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(name));
+        }
+        let error = over(&json!({ "t_max_predict_ms": 500 })).unwrap_err();
+        assert!(error.message.ends_with("use timeout_s"), "{error:?}");
     }
 
     #[test]
