@@ -26,6 +26,8 @@ pub(crate) struct Limits {
     pub(crate) slots: Option<usize>,
     /// Bytes of keys and values that are kept when answers have ended.
     pub(crate) kept_bytes: Option<u64>,
+    /// Whether it is told what each of the other keys uses.
+    pub(crate) sees_all: bool,
 }
 
 /// Who asks.  Clones are the same.
@@ -69,6 +71,11 @@ impl Client {
     /// The name of the key.
     pub(crate) fn name(&self) -> Option<&str> {
         self.0.name.as_deref()
+    }
+
+    /// The name of the key whose use alone it is told; none who is told of all, or needs no key.
+    pub(crate) fn sees_only(&self) -> Option<&str> {
+        self.name().filter(|_| !self.0.limits.sees_all)
     }
 
     /// What tells the key from others: what is kept for it belongs to this, not to what it is called.

@@ -47,7 +47,7 @@ pub enum KeysError {
     Unsendable(String),
     /// What stands behind a key is no limit; with where it stands.
     #[error(
-        "{at}: {word:?} is none of name=NAME, requests=N, tokens=N (both a minute), slots=N and kept=SIZE, each once; N is at least 1, and a SIZE as in 64MiB"
+        "{at}: {word:?} is none of name=NAME, requests=N, tokens=N (both a minute), slots=N, kept=SIZE and metrics=yes, each once; N is at least 1, and a SIZE as in 64MiB"
     )]
     Limit {
         /// The file and line.
@@ -102,7 +102,7 @@ impl Keys {
     }
 
     /// Reads a file of one key a line, each with its name and limits behind it, as in `KEY name=kitchen
-    /// requests=60 tokens=100000 slots=2 kept=64MiB`; a key without a name is called by its number, as in `key-1`.  Empty
+    /// requests=60 tokens=100000 slots=2 kept=64MiB`, and `metrics=yes` if it is told what all use; a key without a name is called by its number, as in `key-1`.  Empty
     /// lines and those that begin with `#` are passed over.
     ///
     /// # Errors
@@ -202,6 +202,7 @@ fn line_of(text: &str, number: usize, at: &str) -> Result<Key, KeysError> {
             "tokens" => limits.tokens.replace(count().ok_or_else(wrong)?).is_none(),
             "slots" => limits.slots.replace(count().ok_or_else(wrong)? as usize).is_none(),
             "kept" => limits.kept_bytes.replace(size(value).ok_or_else(wrong)?).is_none(),
+            "metrics" if value == "yes" => !std::mem::replace(&mut limits.sees_all, true),
             _ => false,
         };
         if !is_first {
@@ -328,6 +329,11 @@ mod tests {
             assert!(error.starts_with(&format!("keys:3: {wrong:?} is none of")), "{error}");
         }
         assert!(line("sesame slots=1 slots=2").unwrap_err().contains("each once"));
+        assert_eq!(client.sees_only(), Some("kitchen"));
+        assert_eq!(line("sesame metrics=yes").unwrap().sees_only(), None);
+        for wrong in ["sesame metrics=no", "sesame metrics=yes metrics=yes"] {
+            assert!(line(wrong).is_err(), "{wrong}");
+        }
         assert!(line("sesame name=a,b").unwrap_err().contains("a name has"));
     }
 

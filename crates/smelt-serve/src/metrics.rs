@@ -228,8 +228,14 @@ impl Metrics {
         self.completions.observe(usage.completion_tokens as f64);
     }
 
+    /// What may be told to the key of this name, or all of it.
+    pub(crate) fn told_to(self: &Arc<Self>, key: Option<&str>, format: Format) -> String {
+        let all = self.text(format);
+        key.map(|key| of_key_alone(&all, key)).unwrap_or(all)
+    }
+
     /// All of it.
-    pub(crate) fn text(self: &Arc<Self>, format: Format) -> String {
+    fn text(self: &Arc<Self>, format: Format) -> String {
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("a string takes any text");
         match format {
@@ -237,6 +243,13 @@ impl Metrics {
             Format::Classic => classic(&text),
         }
     }
+}
+
+/// A page without what other keys than this use.
+fn of_key_alone(page: &str, key: &str) -> String {
+    let own = format!("key=\"{key}\"");
+    let is_own = |line: &&str| !line.starts_with("smelt_key_") || line.contains(&own);
+    page.lines().filter(is_own).flat_map(|line| [line, "\n"]).collect()
 }
 
 /// A page of OpenMetrics in the older format: counters are called as their samples are, and there are neither units nor an
@@ -302,6 +315,22 @@ mod tests {
         }
         assert!(text.contains("# HELP smelt_prompt_tokens_total Tokens of prompts"), "{text}");
         assert!(!text.contains("# EOF") && !text.contains("# UNIT"), "{text}");
+    }
+
+    #[test]
+    fn a_key_is_told_of_itself_alone() {
+        let metrics = Arc::new(Metrics::new(Vec::new()));
+        for name in ["a", "ab"] {
+            metrics.of_key(Some(name), 200, Usage::default());
+        }
+        for format in [Format::OpenMetrics, Format::Classic] {
+            let all = metrics.told_to(None, format);
+            assert_eq!(all, metrics.text(format));
+            let own = metrics.told_to(Some("a"), format);
+            let missing: Vec<&str> = all.lines().filter(|line| !own.contains(line)).collect();
+            assert!(missing.len() == 3 && missing.iter().all(|line| line.contains("\"ab\"")));
+            assert!(own.contains("smelt_key_requests_total{key=\"a\"} 1\n"), "{own}");
+        }
     }
 
     #[test]

@@ -531,7 +531,7 @@ fn a_prompt_is_known_behind_many_others() {
 fn one_key_starves_no_other_and_uses_no_more_than_it_may() {
     BUILT.write(
         "fair-keys",
-        "much name=much\nlittle name=little\nfew name=few requests=2\nslow name=slow tokens=5\n",
+        "much name=much metrics=yes\nlittle name=little\nfew name=few requests=2\nslow name=slow tokens=5\n",
     );
     let server = Server::start(&["--api-key-file", "fair-keys", "--batch", "2", "--queue", "6"]);
     let many = json!({ "n": 16, "stream": true, "ignore_eos": true, "max_tokens": 100 });
@@ -570,6 +570,9 @@ fn one_key_starves_no_other_and_uses_no_more_than_it_may() {
     ] {
         assert!(page.lines().any(|found| found == line), "{line} in {page}");
     }
+    let page = server.exchange(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nauthorization: Bearer little\r\n\r\n").body;
+    let of_keys = |line: &&str| line.starts_with("smelt_key_");
+    assert!(page.lines().filter(of_keys).all(|line| line.contains("key=\"little\"")), "{page}");
 }
 
 #[test]

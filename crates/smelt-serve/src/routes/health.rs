@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::http::StatusCode;
 use axum::http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, VARY};
-use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 
 use super::Shared;
+use super::call::Call;
 use crate::error::ApiError;
 use crate::metrics::Format;
 use crate::models::{Health, Model, Models};
@@ -48,12 +49,13 @@ pub(super) async fn version() -> Response {
     axum::Json(json!({ "version": env!("CARGO_PKG_VERSION") })).into_response()
 }
 
-/// What is counted, in the format that is asked for.
-pub(super) async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+/// What is counted, in the format that is asked for; of keys, what its own uses unless it may know of all.
+pub(super) async fn metrics(call: Call) -> Response {
+    let accept = call.headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let format = Format::wanted(accept);
     let headers = [(CONTENT_TYPE, format.media_type()), (VARY, "accept")];
-    (headers, shared.metrics.text(format)).into_response()
+    let text = call.shared.metrics.told_to(call.client.sees_only(), format);
+    (headers, text).into_response()
 }
 
 /// The models that can be asked.

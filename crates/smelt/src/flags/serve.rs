@@ -78,7 +78,7 @@ pub(crate) struct DoorFlags {
     #[arg(long, value_name = "KEY", env = "SMELT_API_KEY", hide_env_values = true)]
     pub(crate) api_key: Vec<String>,
     /// A file of such keys, one a line, each with a name and limits behind it if it has some: KEY name=NAME
-    /// requests=N tokens=N (both a minute) slots=N kept=SIZE
+    /// requests=N tokens=N (both a minute) slots=N kept=SIZE metrics=yes (told what all keys use)
     #[arg(long, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// Let keys reuse what was read for others: quicker, but counts and times tell a key what others ask
