@@ -46,14 +46,16 @@ async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiE
     let images_max = call.shared.limits.images_max;
     let read = call.shared.preparing.run(move |_| {
         let (ask, over) = Ask::read(weigh(&held.bytes)?, route)?;
-        let wanted = ask.wanted(route, images_max)?;
+        let (wanted, places) = (ask.wanted(route, images_max)?, ask.places(route));
         if wanted == Wanted::Load {
-            Chat::read(ask.alone()?.to_string().as_bytes())?.common.choice_params(None, 1)?;
+            let chat = Chat::read(ask.alone()?.to_string().as_bytes());
+            let params = chat.and_then(|chat| chat.common.choice_params(None, 1));
+            params.map_err(|error| places.told(error))?;
         }
         let beside = Beside { is_stream: ask.is_stream(), model: ask.model };
-        Ok((beside, wanted, over, held.budget))
+        Ok((beside, wanted, over, held.budget, places))
     });
-    let (beside, wanted, over, budget) = read.await?;
+    let (beside, wanted, over, budget, places) = read.await?;
     call.facts.passed_over(&over);
     let chat = match wanted {
         Wanted::Load => return Ok(telling(loaded(&call, route, beside.model).await?, &over)),
@@ -64,7 +66,8 @@ async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiE
         let (fields, raw) = chat;
         Ok(Chat { raw, ..Chat::read(fields.to_string().as_bytes())? })
     };
-    let spoken = call.spoken(Instant::now(), budget, move || Ok((read()?, beside))).await?;
+    let spoken = call.spoken(Instant::now(), budget, move || Ok((read()?, beside))).await;
+    let spoken = spoken.map_err(|error| places.told(error))?;
     call.facts.passed_over(&over);
     let Spoken { model, dialect, is_thinking, response_stream, beside, begun, .. } = spoken;
     let name = beside.model.unwrap_or_else(|| tell::name(&model.name));

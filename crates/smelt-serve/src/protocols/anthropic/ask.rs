@@ -204,6 +204,7 @@ impl Ask {
         let mut turns = MessageBuilder { all: Vec::new(), places: FieldNames::of(&NAMES) };
         if let Some(system) = &self.system {
             let text = system_text("system", system)?;
+            turns.places.note("messages[0].content".to_owned(), "system".to_owned());
             turns.push("system", json!({ "role": "system", "content": text }));
         }
         for (at, message) in self.messages.iter().flatten().enumerate() {
@@ -570,6 +571,7 @@ mod tests {
             "messages[2].content[0].content[0].source"
         );
         assert_eq!(named("messages[4].content"), "messages[2].content");
+        assert_eq!(named("messages[0].content"), "system");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::api::foreign::{self, Known};
 use crate::api::read::{self, Body};
 use crate::api::several::TextOr;
 use crate::error::ApiError;
+use crate::protocols::field_names::FieldNames;
 use crate::protocols::ours::Ours;
 
 /// What `/api/chat` and `/api/generate` are asked, all but options.
@@ -98,6 +99,16 @@ const NAMES: [(&str, &str); 10] = [
     ("frequency_penalty", "options.frequency_penalty"),
     ("response_format", "format"),
     ("reasoning_effort", "think"),
+];
+
+/// What is only called otherwise where it is said in Ollama's own words.
+const OWN_NAMES: [(&str, &str); 6] = [
+    ("min_p", "options.min_p"),
+    ("seed", "options.seed"),
+    ("repetition_penalty", "options.repeat_penalty"),
+    ("response_format.json_schema", "format"),
+    ("response_format.json_schema.schema", "format"),
+    ("enable_thinking", "think"),
 ];
 
 /// The fields of `Ask` that `/api/generate` alone has.
@@ -216,6 +227,48 @@ impl Ask {
         let system = system.map(|system| json!({ "role": "system", "content": system }));
         let user = json!({ "role": "user", "content": content(Some(prompt), images) });
         system.into_iter().chain([user]).collect()
+    }
+
+    /// What fields of the chat are called here.
+    pub(crate) fn places(&self, route: Route) -> FieldNames {
+        let mut places = FieldNames::of(&NAMES);
+        let options = self.options.clone().unwrap_or_default();
+        for (chat, own) in OWN_NAMES {
+            let is_said = match chat {
+                "min_p" => options.min_p.is_some(),
+                "seed" => options.seed.is_some(),
+                "repetition_penalty" => options.repeat_penalty.is_some(),
+                "enable_thinking" => self.think.is_some(),
+                _ => self.format.is_some(),
+            };
+            if is_said {
+                places.note(chat.to_owned(), own.to_owned());
+            }
+        }
+        match route {
+            Route::Chat => {
+                for (at, turn) in self.messages.iter().flatten().enumerate() {
+                    let own = format!("messages[{at}]");
+                    let text = format!("{own}.content");
+                    let images = turn.images.as_deref().unwrap_or_default();
+                    note_turn(&mut places, at, images, [&format!("{own}.images"), &text]);
+                }
+            }
+            Route::Generate => {
+                let is_said = self.system.as_ref().is_some_and(|system| !system.is_empty());
+                if is_said {
+                    places.note("messages[0]".to_owned(), "system".to_owned());
+                    places.note("messages[0].content".to_owned(), "system".to_owned());
+                }
+                let at = usize::from(is_said);
+                places.note("messages".to_owned(), "prompt".to_owned());
+                places.note(format!("messages[{at}]"), "prompt".to_owned());
+                places.note(format!("messages[{at}].content"), "prompt".to_owned());
+                let images = self.images.as_deref().unwrap_or_default();
+                note_turn(&mut places, at, images, ["images", "prompt"]);
+            }
+        }
+        places
     }
 
     /// What would be asked with any turn: what is wrong with the rest is said before anything is asked.
@@ -339,6 +392,21 @@ impl Message {
     }
 }
 
+/// Takes note of where the pictures of turn `at` and the text behind them came from.
+fn note_turn(places: &mut FieldNames, at: usize, images: &[String], [own, text]: [&str; 2]) {
+    if images.is_empty() {
+        return;
+    }
+    for number in 0..images.len() {
+        let part = format!("messages[{at}].content[{number}]");
+        places.note(format!("{part}.image_url.url"), format!("{own}[{number}]"));
+        places.note(part, format!("{own}[{number}]"));
+    }
+    let part = format!("messages[{at}].content[{}]", images.len());
+    places.note(format!("{part}.text"), text.to_owned());
+    places.note(part, text.to_owned());
+}
+
 /// What a turn says, its pictures in front, as Ollama puts them.
 fn content(text: Option<&str>, images: &[String]) -> Value {
     if images.is_empty() {
@@ -442,6 +510,41 @@ mod tests {
         );
         assert_eq!((&chat["temperature"], &chat["top_k"]), (&json!(0.8), &json!(40)));
         assert_eq!(chat.get("tools"), None);
+    }
+
+    #[test]
+    fn errors_name_what_the_client_wrote() {
+        let named = |route, body: &Value, field: &str| {
+            let ask = Ask::read(weigh(body.to_string().as_bytes()).unwrap(), route).unwrap().0;
+            ask.places(route).told(ApiError::field(field, "x")).param.unwrap()
+        };
+        let body = json!({ "system": "s", "prompt": "p", "images": ["", ""], "format": "json",
+            "options": { "seed": 1 } });
+        for (chat, own) in [
+            ("top_p", "options.top_p"),
+            ("seed", "options.seed"),
+            ("min_p", "min_p"),
+            ("response_format", "format"),
+            ("response_format.json_schema.schema", "format"),
+            ("messages", "prompt"),
+            ("messages[0].content", "system"),
+            ("messages[1].content", "prompt"),
+            ("messages[1].content[1].image_url.url", "images[1]"),
+            ("messages[1].content[2].text", "prompt"),
+            ("model", "model"),
+        ] {
+            assert_eq!(named(Route::Generate, &body, chat), own);
+        }
+        let turn = json!({ "role": "user", "content": "a", "images": [""] });
+        let body = json!({ "messages": [{ "role": "system", "content": "s" }, turn] });
+        for (chat, own) in [
+            ("messages", "messages"),
+            ("messages[0].content", "messages[0].content"),
+            ("messages[1].content[0].image_url.url", "messages[1].images[0]"),
+            ("messages[1].content[1]", "messages[1].content"),
+        ] {
+            assert_eq!(named(Route::Chat, &body, chat), own);
+        }
     }
 
     #[test]

@@ -212,7 +212,12 @@ impl Ask {
         let system = self.instructions.as_ref().filter(|text| !text.is_empty());
         let system = system.map(|text| json!({ "role": "system", "content": text }));
         let before_all = before.len() + usize::from(system.is_some());
-        let mut new = ItemMessages::behind(before_all, FieldNames::of(&NAMES));
+        let mut places = FieldNames::of(&NAMES);
+        if system.is_some() {
+            places.note("messages[0]".to_owned(), "instructions".to_owned());
+            places.note("messages[0].content".to_owned(), "instructions".to_owned());
+        }
+        let mut new = ItemMessages::behind(before_all, places);
         match &self.input {
             None => return Err(ApiError::field("input", "is missing")),
             Some(TextOr::List(items)) if items.is_empty() => {
@@ -361,6 +366,21 @@ mod tests {
         let chat = asking.unwrap().chat;
         Chat::read(chat.to_string().as_bytes()).unwrap();
         chat
+    }
+
+    #[test]
+    fn texts_are_called_as_they_were_sent() {
+        let (ask, _) = read(json!({ "input": "a", "instructions": "b" })).unwrap();
+        let before = vec![json!({ "role": "user", "content": "before" })];
+        let places = ask.asking(before, &|_| None).unwrap().places;
+        for (chat, own) in [
+            ("messages[0].content", "instructions"),
+            ("messages[2].content", "input"),
+            ("messages", "input"),
+        ] {
+            let told = places.told(ApiError::field(chat, "x"));
+            assert_eq!(told.param.as_deref(), Some(own), "{chat}");
+        }
     }
 
     #[track_caller]

@@ -61,6 +61,8 @@ impl ItemMessages {
 
     /// A user's text.
     pub(crate) fn text(&mut self, at: &str, text: &str) {
+        let place = self.before + self.turns.len();
+        self.places.note(format!("messages[{place}].content"), at.to_owned());
         self.push(at, json!({ "role": "user", "content": text }));
     }
 
