@@ -264,7 +264,7 @@ impl Drop for Account {
         self.trace(&facts, ended);
         if let Some(client) = &facts.client {
             client.spend(facts.usage.total_tokens as u64, Instant::now());
-            self.accounts.metrics.of_key(client.name(), status, facts.usage);
+            self.accounts.metrics.of_key(client, status, facts.usage);
         }
         // Who looks after the server asks these often, and nothing is learned from it: while it loads and
         // while it ends, /health says so with a status of errors.

@@ -82,10 +82,12 @@ fn refused(why: String) -> ApiError {
 /// The name or address of a host, without its port, in small letters.
 fn name(host: &[u8]) -> Option<String> {
     let authority = Authority::try_from(host).ok()?;
-    // Who it asks as has no place in it.
-    let is_bare = !authority.as_str().contains('@');
+    // Who it asks as has no place in it, and behind a colon is a port.
+    let rest = authority.as_str().strip_prefix(authority.host())?;
+    let is_port = |port: &str| port.is_empty() || port.parse::<u16>().is_ok();
+    let is_whole = rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port);
     let name = authority.host().trim_end_matches('.').to_ascii_lowercase();
-    is_bare.then_some(name)
+    is_whole.then_some(name)
 }
 
 /// Whether browsers look a name up nowhere: so nobody can let it point here.
@@ -139,6 +141,9 @@ mod tests {
             "evil.example@localhost",
             "xlocalhost",
             "other.local",
+            "localhost:evil.example",
+            "localhost:80:evil.example",
+            "localhost:99999",
             "",
             "a b",
         ] {

@@ -4,8 +4,8 @@
 //!
 //! [`Collector`]: prometheus_client::collector::Collector
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
@@ -18,6 +18,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::answer::Usage;
+use crate::client::Client;
 
 /// How counts are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +105,8 @@ pub(crate) struct Metrics {
     key_requests: Family<OfKey, Counter>,
     key_refused: Family<OfKey, Counter>,
     key_tokens: Family<OfKey, Counter>,
+    /// What tells the key from others that is called so.
+    keys: Mutex<BTreeMap<String, String>>,
 }
 
 impl Metrics {
@@ -128,6 +131,7 @@ impl Metrics {
             key_requests: Family::default(),
             key_refused: Family::default(),
             key_tokens: Family::default(),
+            keys: Mutex::default(),
         };
         metrics.register();
         for collector in collectors {
@@ -179,13 +183,28 @@ impl Metrics {
         );
     }
 
-    /// A request with the key of this name ended, if it has a name.
-    pub(crate) fn of_key(&self, name: Option<&str>, status: u16, usage: Usage) {
-        let Some(name) = name else { return };
+    /// A request of this client ended, if its key has a name.
+    pub(crate) fn of_key(&self, client: &Client, status: u16, usage: Usage) {
+        let (Some(name), Some(identity)) = (client.name(), client.identity()) else { return };
         let of = OfKey { key: name.to_owned() };
+        self.belongs_to(&of, identity);
         self.key_requests.get_or_create(&of).inc();
         self.key_refused.get_or_create(&of).inc_by(u64::from(status == 429));
         self.key_tokens.get_or_create(&of).inc_by(usage.total_tokens as u64);
+    }
+
+    /// What another key used that was called so is not this one's: a key without a name is called by its place.
+    fn belongs_to(&self, of: &OfKey, identity: &str) {
+        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        match keys.get(&of.key) {
+            Some(known) if known == identity => return,
+            Some(_) => {
+                let all = [&self.key_requests, &self.key_refused, &self.key_tokens];
+                all.iter().for_each(|family| _ = family.remove(of));
+            }
+            None => {}
+        }
+        keys.insert(of.key.clone(), identity.to_owned());
     }
 
     /// A request began.
@@ -278,6 +297,7 @@ mod tests {
     use smelt_runtime::prepare::ImageUsage;
 
     use super::*;
+    use crate::client::Limits;
 
     #[test]
     fn a_request_is_counted_once_in_each_place() {
@@ -320,8 +340,12 @@ mod tests {
     #[test]
     fn a_key_is_told_of_itself_alone() {
         let metrics = Arc::new(Metrics::new(Vec::new()));
-        for name in ["a", "ab"] {
-            metrics.of_key(Some(name), 200, Usage::default());
+        let of = |identity: &str, name: &str| {
+            let limits = Limits::default();
+            Client::numbered(name.to_owned(), identity.to_owned(), limits)
+        };
+        for client in [of("1", "a"), of("2", "ab")] {
+            metrics.of_key(&client, 200, Usage::default());
         }
         for format in [Format::OpenMetrics, Format::Classic] {
             let all = metrics.told_to(None, format);
@@ -330,6 +354,12 @@ mod tests {
             let missing: Vec<&str> = all.lines().filter(|line| !own.contains(line)).collect();
             assert!(missing.len() == 3 && missing.iter().all(|line| line.contains("\"ab\"")));
             assert!(own.contains("smelt_key_requests_total{key=\"a\"} 1\n"), "{own}");
+        }
+        let requests = |count| format!("smelt_key_requests_total{{key=\"a\"}} {count}\n");
+        for (client, count) in [(of("1", "a"), 2), (of("3", "a"), 1), (of("3", "a"), 2)] {
+            metrics.of_key(&client, 200, Usage::default());
+            let page = metrics.text(Format::Classic);
+            assert!(page.contains(&requests(count)), "{page}");
         }
     }
 

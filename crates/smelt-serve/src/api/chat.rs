@@ -261,8 +261,13 @@ impl Message {
     /// # Errors
     /// Naming the part that is none.
     pub(crate) fn pieces(&self, at: &str) -> Result<Vec<Piece<'_>>, ApiError> {
+        let is_empty = match &self.content {
+            None => true,
+            Some(TextOr::Text(_)) => false,
+            Some(TextOr::List(parts)) => parts.is_empty(),
+        };
         match &self.content {
-            None if self.role == "user" => Err(ApiError::field(
+            _ if is_empty && self.role == "user" => Err(ApiError::field(
                 format!("{at}.content"),
                 "is missing, and a user says something",
             )),
@@ -527,7 +532,9 @@ mod tests {
 
     #[test]
     fn a_user_says_something() {
-        for json in [r#"{"role": "user", "content": null}"#, r#"{"role": "user"}"#] {
+        let none = [r#", "content": null"#, r#", "content": []"#, ""];
+        for json in none.map(|content| format!(r#"{{"role": "user"{content}}}"#)) {
+            let json = &json[..];
             let error = message(json).pieces("messages[1]").unwrap_err();
             assert_eq!(error.param.as_deref(), Some("messages[1].content"));
         }

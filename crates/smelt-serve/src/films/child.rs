@@ -178,16 +178,36 @@ impl ChildOutput {
                     .and_then(|line| Some(line.split_once("] ")?.1))
                     .unwrap_or(line);
                 let plain = line.trim().chars().filter(|letter| !letter.is_control());
-                self.line = Some(plain.take(TOLD_CHARS_MAX).collect());
+                self.line =
+                    Some(without_addresses(&plain.take(TOLD_CHARS_MAX).collect::<String>()));
             }
             _ => {}
         }
     }
 }
 
+/// The line without where things lie in memory: ` @ 0x55d0c8a3b2c0` stands behind names within it, too.
+fn without_addresses(line: &str) -> String {
+    let mut parts = line.split(" @ 0x");
+    let first = parts.next().unwrap_or_default().to_owned();
+    let rest = parts.map(|part| part.trim_start_matches(|c: char| c.is_ascii_hexdigit()));
+    rest.fold(first, |line, part| line + part)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_address_is_told() {
+        let told = |said: &str| hear(said.as_bytes()).line.unwrap();
+        assert_eq!(told("[mov,mp4 @ 0x55d0c8a3b2c0] moov atom not found\n"), "moov atom not found");
+        assert_eq!(
+            told("Error opening [in#0 @ 0x55d0c8a3] and [h264 @ 0x7f00]: no\n"),
+            "Error opening [in#0] and [h264]: no"
+        );
+        assert_eq!(told("a @ 0x"), "a");
+    }
 
     #[test]
     fn times_are_told_from_all_else() {

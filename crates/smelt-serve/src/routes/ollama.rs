@@ -20,7 +20,7 @@ use crate::api::{read, weigh::weigh};
 use crate::ask::chat::Chat;
 use crate::error::ApiError;
 use crate::protocols::ollama::answer::{self, Answer};
-use crate::protocols::ollama::ask::{Ask, Embed, Route, Wanted};
+use crate::protocols::ollama::ask::{Ask, Embed, Route, Stay, Wanted};
 use crate::protocols::ollama::{VERSION, tell};
 
 /// What a request says of its answer, beside the chat.
@@ -28,6 +28,8 @@ struct Beside {
     /// As the client calls the model.
     model: Option<String>,
     is_stream: bool,
+    /// Why the answer ends where it says nothing.
+    reason: &'static str,
 }
 
 /// Continues a conversation.
@@ -45,20 +47,25 @@ async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiE
     let held = call.held(body).await?;
     let images_max = call.shared.limits.images_max;
     let read = call.shared.preparing.run(move |_| {
-        let (ask, over) = Ask::read(weigh(&held.bytes)?, route)?;
+        let body = weigh(&held.bytes)?;
+        let (ask, over) = Ask::read(body, route)?;
         let (wanted, places) = (ask.wanted(route, images_max)?, ask.places(route));
         if wanted == Wanted::Load {
             let chat = Chat::read(ask.alone()?.to_string().as_bytes());
             let params = chat.and_then(|chat| chat.common.choice_params(None, 1));
             params.map_err(|error| places.told(error))?;
         }
-        let beside = Beside { is_stream: ask.is_stream(), model: ask.model };
+        let reason = match wanted {
+            Wanted::Load => read::json::<Stay>(body)?.reason(),
+            Wanted::Chat(_) | Wanted::Raw(..) => "stop",
+        };
+        let beside = Beside { is_stream: ask.is_stream(), model: ask.model, reason };
         Ok((beside, wanted, over, held.budget, places))
     });
     let (beside, wanted, over, budget, places) = read.await?;
     call.facts.passed_over(&over);
     let chat = match wanted {
-        Wanted::Load => return Ok(telling(loaded(&call, route, beside.model).await?, &over)),
+        Wanted::Load => return Ok(telling(loaded(&call, route, beside).await?, &over)),
         Wanted::Chat(chat) => (chat, None),
         Wanted::Raw(text, chat) => (chat, Some(text)),
     };
@@ -76,13 +83,14 @@ async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiE
     Ok(telling(answer, &over))
 }
 
-async fn loaded(call: &Call, route: Route, name: Option<String>) -> Result<Response, ApiError> {
+async fn loaded(call: &Call, route: Route, beside: Beside) -> Result<Response, ApiError> {
+    let Beside { model: name, reason, .. } = beside;
     let models = &call.shared.models;
     let known = models.known(name.clone());
     models.wake(known.as_deref()).await?;
     let model = models.ask(known.as_deref())?;
     let name = name.unwrap_or_else(|| tell::name(&model.name));
-    Ok(json_text(answer::loaded(route, name)))
+    Ok(json_text(answer::loaded(route, name, reason)))
 }
 
 /// What `/api/embed` is answered.

@@ -27,6 +27,8 @@ struct Inner {
     spans: VecDeque<Span>,
     /// When nothing is sent any more, where the server ends.
     until: Option<Instant>,
+    /// Whether it was told that spans found no place, since any were taken last.
+    is_loss_told: bool,
 }
 
 impl Line {
@@ -51,6 +53,11 @@ impl Line {
         0
     }
 
+    /// Whether nobody has told yet that spans find no place; asked by who will.
+    pub(super) fn is_first_loss(&self) -> bool {
+        !std::mem::replace(&mut self.inner().is_loss_told, true)
+    }
+
     /// Waits for spans, and a little for more.  Nothing when the server has ended and all were taken, or its time is over.
     pub(super) fn take(&self) -> Option<Vec<Span>> {
         let is_waiting = |inner: &mut Inner| inner.spans.is_empty() && inner.until.is_none();
@@ -64,6 +71,7 @@ impl Line {
             return None;
         }
         let count = inner.spans.len().min(BATCH_MAX);
+        inner.is_loss_told = false;
         Some(inner.spans.drain(..count).collect())
     }
 
@@ -106,8 +114,10 @@ mod tests {
         assert_eq!(line.push(spans(4)), 4);
         assert_eq!(line.push(spans(3)), 0);
         assert_eq!(line.push(spans(1)), 1);
+        assert_eq!([line.is_first_loss(), line.is_first_loss()], [true, false]);
         let batches: Vec<usize> = (0..4).map(|_| line.take().unwrap().len()).collect();
         assert_eq!(batches, [BATCH_MAX; 4]);
+        assert!(line.is_first_loss(), "it is told again when it has gone on between");
     }
 
     #[test]

@@ -91,6 +91,11 @@ impl Tracer {
         }
         let dropped = self.line.push(spans::of(answered));
         self.counts.dropped.inc_by(dropped as u64);
+        if dropped > 0 && self.line.is_first_loss() {
+            tracing::warn!(
+                "traces are lost: the collector is slower than requests, or says nothing"
+            );
+        }
     }
 }
 

@@ -175,11 +175,11 @@ impl Wire for Answer {
     }
 }
 
-/// What is answered where nothing is asked but that the model is there.
-pub(crate) fn loaded(route: Route, model: String) -> String {
+/// What is answered where nothing is asked but that the model is there, or is let go: `reason` says which.
+pub(crate) fn loaded(route: Route, model: String, reason: &str) -> String {
     let answer = Answer::new(route, model, Reader::new(Default::default(), false), Instant::now());
     let mut line = answer.line("", "", &[], true);
-    line.insert("done_reason".to_owned(), "load".into());
+    line.insert("done_reason".to_owned(), reason.into());
     Value::from(line).to_string()
 }
 

@@ -407,6 +407,25 @@ fn note_turn(places: &mut FieldNames, at: usize, images: &[String], [own, text]:
     places.note(part, text.to_owned());
 }
 
+/// How long the model is to stay, which changes nothing but what is told where nothing else is asked.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Stay {
+    keep_alive: Option<Value>,
+}
+
+impl Stay {
+    /// Why an answer ends that says nothing: a time of zero lets the model go.
+    pub(crate) fn reason(&self) -> &'static str {
+        let is_none = match &self.keep_alive {
+            Some(Value::Number(seconds)) => seconds.as_f64() == Some(0.0),
+            Some(Value::String(time)) => ["0", "0s", "0m", "0h", "0ms"].contains(&&time[..]),
+            _ => false,
+        };
+        if is_none { "unload" } else { "load" }
+    }
+}
+
 /// What a turn says, its pictures in front, as Ollama puts them.
 fn content(text: Option<&str>, images: &[String]) -> Value {
     if images.is_empty() {
@@ -544,6 +563,17 @@ mod tests {
             ("messages[1].content[1]", "messages[1].content"),
         ] {
             assert_eq!(named(Route::Chat, &body, chat), own);
+        }
+    }
+
+    #[test]
+    fn who_lets_a_model_go_is_told_so() {
+        let reason = |body: Value| serde_json::from_value::<Stay>(body).unwrap().reason();
+        for body in [json!({ "keep_alive": 0 }), json!({ "keep_alive": "0s" })] {
+            assert_eq!(reason(body), "unload");
+        }
+        for body in [json!({}), json!({ "keep_alive": -1 }), json!({ "keep_alive": "5m" })] {
+            assert_eq!(reason(body), "load");
         }
     }
 
