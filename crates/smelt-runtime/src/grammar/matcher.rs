@@ -127,7 +127,7 @@ pub(super) fn one_line(error: &impl fmt::Display) -> String {
         return "no text is of this form, or none that ends".to_owned();
     }
     if TOO_MUCH_WORK.iter().any(|mark| text.contains(mark)) {
-        return "there are too many ways to read the answer so far; make it less ambiguous"
+        return "there are too many ways to read the answer so far; make it narrower, or less ambiguous"
             .to_owned();
     }
     words.join(" ").chars().take(REASON_CHARS_MAX).collect()
