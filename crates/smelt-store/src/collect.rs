@@ -210,12 +210,7 @@ impl Store {
             };
             if gone { &mut done.removed } else { &mut done.spared }.push(victim);
         }
-        if !away.is_empty() {
-            // Before the first file of a tree goes, the tree must have left `out/` for good.
-            let out = self.layout().out();
-            self.disk().sync_dir(&out).map_err(fault("sync the directory", &out))?;
-            self.empty_trash()?;
-        }
+        self.bury(&away)?;
         self.remove_unheld_lists()?;
         self.compact_log()?;
         if limits.takes_open {
@@ -226,6 +221,36 @@ impl Store {
         let held = left.outputs.iter().filter(|output| output.is_held);
         done.bytes_held = held.map(|output| output.bytes).sum();
         Ok(done)
+    }
+
+    /// Removes these outputs, in this order, although runs that have ended led to them: not what is pinned, or what
+    /// a run or a server that lives has.  Gives those that are gone.
+    pub fn remove(&self, trees: &[Digest]) -> Result<Vec<Digest>, StoreError> {
+        self.refuse_read_only("remove outputs")?;
+        let mut links = {
+            let _alone = self.lock_roots_alone()?;
+            self.links(Spare::InUse)?
+        };
+        let (mut gone, mut away) = (Vec::new(), Vec::new());
+        for tree in trees {
+            if self.take_away(tree, &mut links, &mut away)? {
+                gone.push(*tree);
+            }
+        }
+        self.bury(&away)?;
+        self.compact_log()?;
+        Ok(gone)
+    }
+
+    /// Deletes trees that were renamed into the trash.
+    fn bury(&self, away: &[PathBuf]) -> Result<(), StoreError> {
+        if away.is_empty() {
+            return Ok(());
+        }
+        // Before the first file of a tree goes, the tree must have left `out/` for good.
+        let out = self.layout().out();
+        self.disk().sync_dir(&out).map_err(fault("sync the directory", &out))?;
+        self.empty_trash()
     }
 
     /// Renames a tree into the trash, unless something has come to need it; says whether it did.

@@ -52,6 +52,19 @@ pub(crate) enum Spare {
     All,
     /// What runs made that did not end well may go.
     AllButOpen,
+    /// What runs led to that have ended may go: pins stay, and what a run or a server that lives has.
+    InUse,
+}
+
+impl Spare {
+    /// Whether the root of that name counts.
+    fn counts(self, name: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::AllButOpen => !name.starts_with(OPEN),
+            Self::InUse => name.starts_with(PIN),
+        }
+    }
 }
 
 /// What is held just now.
@@ -78,6 +91,11 @@ impl Holder {
     /// before.
     pub fn hold(&self, keys: &[Digest]) -> Result<(), StoreError> {
         self.store.hold(&self.id, keys)
+    }
+
+    /// Creates an empty directory for this holder alone, removing one of that name; it goes with the holder.
+    pub fn work_dir(&self, name: &str) -> Result<PathBuf, StoreError> {
+        self.store.work_dir_of(&self.id, name)
     }
 }
 
@@ -215,6 +233,13 @@ impl Store {
         Ok(is_found)
     }
 
+    /// A collection need not spare what the last good run of this pipeline led to; says whether it had to.
+    pub fn forget_last(&self, pipeline: &str) -> Result<bool, StoreError> {
+        self.refuse_read_only("forget a pipeline")?;
+        let path = self.layout().roots().join(root_name(LAST, pipeline));
+        self.remove_root(&path, |last| last.pipeline == pipeline)
+    }
+
     fn open_roots(&self) -> Result<Vec<PathBuf>, DiskError> {
         let dir = self.layout().roots();
         let names = names(self.disk(), &dir)?.into_iter();
@@ -305,8 +330,7 @@ impl Store {
                 _ => {}
             }
         }
-        let is_spared =
-            |name: &String| is_root(name) && (spare == Spare::All || !name.starts_with(OPEN));
+        let is_spared = |name: &String| is_root(name) && spare.counts(name);
         for name in names(disk, &layout.roots())?.into_iter().filter(is_spared) {
             let path = layout.roots().join(name);
             if let Some(last) = read_last(disk, &path)? {

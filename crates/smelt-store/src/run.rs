@@ -245,6 +245,16 @@ impl Store {
         Ok(if is_whole { Whole::Yes } else { Whole::No })
     }
 
+    /// An empty directory of that name for `id` alone.
+    pub(crate) fn work_dir_of(&self, id: &RunId, name: &str) -> Result<PathBuf, StoreError> {
+        let (disk, base) = (self.disk(), self.layout().work_of(id));
+        let dir = base.join(check_name(name)?);
+        make_dir(disk, &base)?;
+        remove_tree(disk, &dir)?;
+        make_dir(disk, &dir)?;
+        Ok(dir)
+    }
+
     /// Where the logs of a run are, whether or not there are any.
     pub fn logs_dir(&self, id: &RunId) -> PathBuf {
         self.layout().logs_of(id)
@@ -273,12 +283,7 @@ impl Run {
 
     /// Creates an empty directory for this run alone, removing one of that name.
     pub fn work_dir(&self, name: &str) -> Result<PathBuf, StoreError> {
-        let (disk, base) = (self.store.disk(), self.store.layout().work_of(&self.id));
-        let dir = base.join(check_name(name)?);
-        make_dir(disk, &base)?;
-        remove_tree(disk, &dir)?;
-        make_dir(disk, &dir)?;
-        Ok(dir)
+        self.store.work_dir_of(&self.id, name)
     }
 
     /// The path for a log of this run.  The directory is made, the file is the caller's.

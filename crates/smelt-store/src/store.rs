@@ -473,6 +473,13 @@ impl Store {
         verify(self.disk(), self.digester(), &self.layout().tree(tree), manifest, memo)
     }
 
+    /// Writes down, now and then, that an output is used which no look-up found.
+    pub fn note_used(&self, tree: &Digest) {
+        if let Ok(stat) = self.disk().lstat(&self.layout().tree(tree)) {
+            self.note_use(tree, stat.mtime_ns);
+        }
+    }
+
     /// Writes down, now and then, that a tree is in use.  Nothing depends on it but the order in
     /// which outputs are collected, so a failure is none.
     fn note_use(&self, tree: &Digest, used_ns: i64) {

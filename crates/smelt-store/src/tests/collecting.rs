@@ -197,6 +197,82 @@ fn the_last_good_run_of_every_pipeline_keeps_its_outputs_and_its_journal() {
 }
 
 #[test]
+fn what_somebody_removes_goes_though_a_pipeline_led_to_it_but_not_from_under_anybody() {
+    let (_dir, store, run) = real(&["a", "b", "c"]);
+    let tree = |name: &str| store.lookup(&key(name)).unwrap().hit().unwrap().digest;
+    let [a, b, c] = ["a", "b", "c"].map(tree);
+    run.keep_for("one", &[key("a"), key("b"), key("c")]).unwrap();
+    run.keep_open("run one", "one", &[key("a")]).unwrap();
+    run.hold(&[key("b")]).unwrap();
+    store.pin(&c).unwrap();
+    assert_eq!(store.remove(&[a, b, c]).unwrap(), [a], "the run lives, and one is pinned");
+    assert!(!is_there(&store, "a") && is_there(&store, "b") && is_there(&store, "c"));
+    run.finish().unwrap();
+    store.unpin(&c).unwrap();
+    let holder = store.begin_hold(SystemTime::now()).unwrap();
+    holder.hold(&[c]).unwrap();
+    assert_eq!(store.remove(&[b, c]).unwrap(), [b], "a server has one");
+    drop(holder);
+    assert_eq!(store.remove(&[c]).unwrap(), [c]);
+    let left = store.inventory().unwrap();
+    assert!(left.outputs.is_empty() && left.work_bytes == 0, "{left:?}");
+}
+
+#[test]
+fn a_crash_anywhere_in_a_removal_leaves_outputs_whole_or_gone() {
+    let mut promises = Promises::default();
+    let start = full_disk(&mut promises);
+    let of = |store: &Store| ["old", "older"].map(|name| store.lookup(&key(name)).unwrap());
+    let store = open(&start).unwrap();
+    let trees = of(&store).map(|found| found.hit().unwrap().digest);
+    drop(store);
+    let count = start.copy();
+    let store = open(&count).unwrap();
+    count.plan(Trouble::Nothing);
+    assert_eq!(store.remove(&trees).unwrap(), trees);
+    for point in 0..=count.changes() {
+        let disk = start.copy();
+        let store = open(&disk).unwrap();
+        disk.plan(Trouble::CrashAfterChange(point));
+        let _ = store.remove(&trees);
+        for left in [Left::Nothing, Left::NamesOnly, Left::Everything, Left::Random(1)] {
+            let after = disk.after_crash(left);
+            let wrong = wrong(&after, &promises);
+            assert!(wrong.is_empty(), "{point} ({}), {left:?}: {wrong:?}", disk.met());
+        }
+    }
+}
+
+#[test]
+fn a_pipeline_that_is_forgotten_keeps_nothing_from_a_collection() {
+    let (_dir, store, run) = real(&["a", "b"]);
+    run.keep_for("one", &[key("a")]).unwrap();
+    run.keep_for("two", &[key("b")]).unwrap();
+    run.finish().unwrap();
+    assert!(store.forget_last("one").unwrap());
+    assert!(!store.forget_last("one").unwrap() && !store.forget_last("three").unwrap());
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(!is_there(&store, "a") && is_there(&store, "b"));
+}
+
+#[test]
+fn what_a_holder_makes_can_be_sealed_and_what_it_leaves_goes_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path(), Wait::No).unwrap();
+    let holder = store.begin_hold(SystemTime::now()).unwrap();
+    holder.hold(&[key("made")]).unwrap();
+    let [work, left] = ["made", "left"].map(|name| holder.work_dir(name).unwrap());
+    std::fs::write(work.join("file"), "made").unwrap();
+    std::fs::write(left.join("file"), "half").unwrap();
+    store.seal(&key("made"), &work, json!(null)).unwrap();
+    store.collect(&NOTHING_MAY_STAY).unwrap();
+    assert!(is_there(&store, "made"), "it was held before it was there");
+    drop(holder);
+    assert!(!left.exists());
+    assert!(store.journals().unwrap().is_empty(), "it was no run");
+}
+
+#[test]
 fn what_a_run_claims_stays_whatever_its_recipe_leads_to() {
     let (_dir, store, run) = real(&["a", "b"]);
     let recipe = Digest::of(b"recipe of a");
