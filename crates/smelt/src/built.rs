@@ -29,6 +29,9 @@ pub(crate) struct Built {
     pub(crate) kind: &'static str,
     /// Of it and of the engines that it names.
     pub(crate) bytes: u64,
+    /// When it was used last, in seconds of the Unix era, and for how long it was not, to about a day.
+    pub(crate) used_s: i64,
+    pub(crate) idle_ns: i64,
     /// Which run built it, as far as that is recorded.
     pub(crate) run: Option<RunId>,
     /// Its stage's name, and that of its pipeline.
@@ -66,6 +69,8 @@ impl Built {
             model: spec["model"].as_str().unwrap_or("-").to_owned(),
             kind: kind(spec),
             bytes: output.bytes + engines.map(|engine| engine.bytes).sum::<u64>(),
+            used_s: output.used_ns / 1_000_000_000,
+            idle_ns: all.now_ns.saturating_sub(output.used_ns),
             run: word("run").and_then(|run| run.parse().ok()),
             stage: word("stage").unwrap_or("-").to_owned(),
             pipeline: word("pipeline").unwrap_or("-").to_owned(),
@@ -78,7 +83,7 @@ impl Built {
     pub(crate) fn as_json(&self) -> Value {
         json!({
             "name": self.tree.short(), "digest": self.tree, "path": self.dir,
-            "model": self.model, "kind": self.kind, "bytes": self.bytes,
+            "model": self.model, "kind": self.kind, "bytes": self.bytes, "used_s": self.used_s,
             "pipeline": self.pipeline, "stage": self.stage, "file": self.file, "sets": self.sets,
             "run": self.run.as_ref().map(RunId::as_str),
             "built": self.run.as_ref().map(|run| run.began().replace(' ', "T") + "Z"),
@@ -168,6 +173,8 @@ mod tests {
             model: model.to_owned(),
             kind: "-",
             bytes: 0,
+            used_s: 0,
+            idle_ns: 0,
             run: None,
             stage: String::new(),
             pipeline: String::new(),

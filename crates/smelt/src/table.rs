@@ -57,6 +57,16 @@ impl fmt::Display for Table {
     }
 }
 
+/// When something was used that was not used for so many nanoseconds: `today`, or in days, which is as exact as it is
+/// known.
+pub(crate) fn ago(idle_ns: i64) -> String {
+    const DAY_NS: i64 = 86_400_000_000_000;
+    match idle_ns / DAY_NS {
+        i64::MIN..=0 => "today".to_owned(),
+        days => format!("{days} d ago"),
+    }
+}
+
 /// The table at the end of a run.
 pub(crate) fn summary(report: &RunReport) -> Table {
     let mut table = Table::new(&["Stage", "Status", "Time", "Peak RSS", "Peak VMS", "Attempts"]);

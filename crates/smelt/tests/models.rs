@@ -554,6 +554,7 @@ fn what_was_built_with_a_set_is_listed_and_asked_by_its_name() {
     assert_eq!(built["sets"], serde_json::json!([set]));
     assert_eq!(built["kind"], "answers about pictures and texts");
     assert!(built["bytes"].as_u64().unwrap() > 100_000, "its engines count: {listed}");
+    let built_s = built["used_s"].as_i64().unwrap();
     let name = built["name"].as_str().unwrap();
     let table = world.smelt(&["ls"]).stdout;
     assert!(table.contains(name) && table.contains(&format!("p.toml#deployment --set {set}")));
@@ -572,10 +573,17 @@ fn what_was_built_with_a_set_is_listed_and_asked_by_its_name() {
     assert_ne!(lost.code, Some(0));
     assert_eq!(lost.stderr.lines().count(), 1, "{}", lost.stderr);
     assert!(lost.stderr.contains(&format!("{name} (shapes-vl, built with --set {set})")));
+    let out = world.path("cache/out").join(built["digest"].as_str().unwrap());
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3 * 86_400);
+    fs::File::open(&out).unwrap().set_modified(long_ago).unwrap();
+    assert!(world.smelt(&["ls"]).stdout.contains("3 d ago"));
     for words in [&["chat", name, "Hello"][..], &["chat", "shapes-vl", "Hello"]] {
         let asked = ask(words);
         assert_eq!(asked.code, Some(0), "{}", asked.stderr);
     }
+    let listed: Value = serde_json::from_str(&world.smelt(&["ls", "--json"]).stdout).unwrap();
+    let used_s = listed["deployments"][0]["used_s"].as_i64().unwrap();
+    assert!(used_s >= built_s, "{used_s}: who asks it by its name uses it");
     let wrong = ask(&["chat", "absent", "Hello"]);
     assert!(wrong.code == Some(3) && wrong.stderr.contains("smelt ls"), "{}", wrong.stderr);
 }

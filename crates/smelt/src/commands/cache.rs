@@ -13,7 +13,7 @@ use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
 use crate::load;
-use crate::table::{Table, bytes};
+use crate::table::{Table, ago, bytes};
 
 pub(crate) fn run(command: &CacheCommand) -> Result<Exit, Failed> {
     let root = load::root()?;
@@ -89,7 +89,7 @@ fn ls(root: &Path, flags: &LsFlags) -> Result<Exit, Failed> {
         table.row([
             output.tree.short(),
             bytes(output.bytes),
-            ago(inventory.now_ns, output.used_ns),
+            ago(inventory.now_ns.saturating_sub(output.used_ns)),
             if output.is_held { "yes" } else { "-" }.to_owned(),
             made_by(output),
         ]);
@@ -116,15 +116,6 @@ fn made_by(output: &OutputItem) -> String {
     match (word("pipeline"), word("stage")) {
         (Some(pipeline), Some(stage)) => format!("{pipeline} {stage}"),
         _ => "-".to_owned(),
-    }
-}
-
-/// `today`, or in days, which is as exact as it is known.
-fn ago(now_ns: i64, then_ns: i64) -> String {
-    const DAY_NS: i64 = 86_400_000_000_000;
-    match now_ns.saturating_sub(then_ns) / DAY_NS {
-        i64::MIN..=0 => "today".to_owned(),
-        days => format!("{days} d ago"),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::ListFlags;
 use crate::load;
-use crate::table::{Table, bytes};
+use crate::table::{Table, ago, bytes};
 
 pub(crate) fn run(flags: &ListFlags) -> Result<Exit, Failed> {
     let root = load::root()?;
@@ -23,13 +23,15 @@ pub(crate) fn run(flags: &ListFlags) -> Result<Exit, Failed> {
         tell(format_args!("no deployment is built in {}; `smelt run` builds one", root.display()));
         return Ok(Exit::Ok);
     }
-    let mut table = Table::new(&["Name", "Model", "Does", "Size", "Built (UTC)", "Pipeline"]);
+    let header = ["Name", "Model", "Does", "Size", "Used", "Built (UTC)", "Pipeline"];
+    let mut table = Table::new(&header);
     for built in &all {
         table.row([
             built.tree.short(),
             built.model.clone(),
             built.kind.to_owned(),
             bytes(built.bytes),
+            ago(built.idle_ns),
             built.run.as_ref().map_or_else(|| "-".to_owned(), RunId::began),
             pipeline(built),
         ]);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use smelt_plan::{Kind, Plan, StageId};
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
+use smelt_store::{Store, Wait};
 
 use crate::built;
 use crate::exit::{Exit, Failed};
@@ -37,7 +38,12 @@ fn listed(target: &Path) -> Result<Option<PathBuf>, Failed> {
     let text = target.to_str().filter(|text| !target.exists() && !text.contains(['/', '#']));
     let (Some(text), true) = (text, load::root()?.exists()) else { return Ok(None) };
     let all = built::all()?;
-    Ok(built::named(&all, text)?.map(|built| built.dir.clone()))
+    let Some(built) = built::named(&all, text)? else { return Ok(None) };
+    // No look-up finds it, which would write that down; on a read-only disk nobody can.
+    if let Ok(store) = Store::open(&load::root()?, Wait::No) {
+        store.note_used(&built.tree);
+    }
+    Ok(Some(built.dir.clone()))
 }
 
 /// What could be named instead; nothing where nobody knows.
