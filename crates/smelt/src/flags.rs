@@ -32,7 +32,7 @@ pub(crate) use sampling::SamplingFlags;
 pub(crate) use serve::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 pub(crate) use show::{
     CompletionsFlags, ForgetFlags, GraphFlags, GraphFormat, ListFlags, ManFlags, ReportFlags,
-    ResumeFlags, RunsCommand, RunsFlags,
+    ResumeFlags, RmFlags, RunsCommand, RunsFlags,
 };
 pub(crate) use watch::WatchFlags;
 
@@ -54,9 +54,9 @@ Environment:
 
 /// Where a command's store is, for those that have one.
 const STORE: &str = "The store is $SMELT_CACHE, else ./cache.";
-const WITH_STORE: [&str; 14] = [
-    "run", "resume", "plan", "explain", "out", "runs", "report", "graph", "ls", "chat", "serve",
-    "embed", "cache", "bench",
+const WITH_STORE: &[&str] = &[
+    "run", "resume", "plan", "explain", "out", "runs", "report", "graph", "ls", "rm", "chat",
+    "serve", "embed", "cache", "bench",
 ];
 
 /// The whole command line, with what the declarations cannot say.
@@ -122,6 +122,8 @@ pub(crate) enum Subcommand {
     Graph(GraphFlags),
     /// List the deployments that are built, by the names that chat, serve and embed take
     Ls(ListFlags),
+    /// Remove deployments by name, with what only they need; what else needs it is told
+    Rm(RmFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
     /// Answer OpenAI-style requests over HTTP with a built model

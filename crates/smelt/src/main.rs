@@ -77,6 +77,7 @@ fn main() -> ExitCode {
         Subcommand::Completions(flags) => commands::describe::completions(&flags),
         Subcommand::Man(flags) => commands::describe::man(&flags),
         Subcommand::Ls(flags) => commands::ls::run(&flags),
+        Subcommand::Rm(flags) => commands::rm::run(&flags),
         Subcommand::Chat(flags) => commands::chat::run(&flags),
         Subcommand::Serve(flags) => commands::serve::run(&flags),
         Subcommand::Embed(flags) => commands::embed::run(&flags),

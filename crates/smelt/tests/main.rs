@@ -24,6 +24,7 @@ mod photographs;
 mod pipeline_photographs;
 mod pipelines;
 mod quantization;
+mod removal;
 mod rerank;
 mod router;
 mod serve;

@@ -19,6 +19,7 @@ pub(crate) mod quantize;
 pub(crate) mod report;
 pub(crate) mod rerank;
 pub(crate) mod resume;
+pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod serve;

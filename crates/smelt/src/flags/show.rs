@@ -1,4 +1,4 @@
-//! The flags of the commands that show something: `runs`, `report`, `graph`, `completions`, `man`.
+//! The flags of the commands that show something: `runs`, `ls` and `rm`, `report`, `graph`, `completions`, `man`.
 
 use std::path::PathBuf;
 
@@ -46,6 +46,13 @@ pub(crate) struct ListFlags {
     /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RmFlags {
+    /// Names that `smelt ls` lists: of a deployment, or of its model where no other has it
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
 }
 
 #[derive(Debug, Args)]
