@@ -55,8 +55,8 @@ Environment:
 /// Where a command's store is, for those that have one.
 const STORE: &str = "The store is $SMELT_CACHE, else ./cache.";
 const WITH_STORE: &[&str] = &[
-    "run", "resume", "plan", "explain", "out", "runs", "report", "graph", "ls", "rm", "chat",
-    "serve", "embed", "cache", "bench",
+    "demo", "run", "resume", "plan", "explain", "out", "runs", "report", "graph", "ls", "rm",
+    "chat", "serve", "embed", "cache", "bench",
 ];
 
 /// The whole command line, with what the declarations cannot say.
@@ -104,6 +104,8 @@ impl MannerFlags {
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Subcommand {
+    /// Ask a small model that smelt carries about a picture: no download, no build
+    Demo(DemoFlags),
     /// Build everything a pipeline describes; what is already built is reused
     Run(RunFlags),
     /// Go on with runs that were killed, cut off by a reset of the board, or wait for a reboot
@@ -240,6 +242,15 @@ pub(crate) struct OutFlags {
     pub(crate) pipeline: PipelineFlags,
     /// The stage
     pub(crate) stage: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoFlags {
+    /// What to ask; the model knows pictures of coloured shapes and signs, and nothing else
+    pub(crate) prompt: Option<String>,
+    /// A PNG, JPEG, WebP or GIF picture of your own to ask about (may be given several times)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -7,6 +7,7 @@
 
 mod atomic_dir;
 mod built;
+mod carried;
 mod checkpoint;
 mod checkpoints;
 mod claim;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
     paint::decide(flags.manner.color);
     console::set_volume(flags.manner.volume());
     let result = match flags.command {
+        Subcommand::Demo(flags) => commands::demo::run(&flags),
         Subcommand::Run(flags) => commands::run::run(&flags),
         Subcommand::Resume(flags) => commands::resume::run(&flags),
         Subcommand::Plan(flags) => commands::plan::run(&flags),

@@ -11,6 +11,7 @@ mod embed;
 mod failing_disk;
 mod file_systems;
 mod films;
+mod first_minute;
 mod full;
 mod hostile;
 mod hub;

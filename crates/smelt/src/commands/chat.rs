@@ -65,9 +65,21 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     };
     let pictures = flags.image.iter().map(|path| Image::open(path).map(MediaItem::from));
     let pictures = pictures.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
-    let mut deployment = open()?;
+    let deployment = open()?;
     let films = flags.video.iter().map(|path| film(path, &deployment.text, flags.frames));
     let films = films.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
+    ask(deployment, prompt, films, pictures, &sampling_params)
+}
+
+/// Asks `prompt` about films and pictures, and says the answer as it grows.
+pub(super) fn ask(
+    mut deployment: Deployment,
+    prompt: &str,
+    films: Vec<MediaItem>,
+    pictures: Vec<MediaItem>,
+    sampling_params: &SamplingParams,
+) -> Result<Exit, Failed> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let plan = give_what_is_left(&mut *deployment.llm);
     let plan = plan.map_err(too_little)?;
     // What a device takes of its own memory is none of the machine's.
@@ -80,13 +92,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let turn = turn.behind_clips(films.len());
     let shown: Vec<MediaItem> = films.into_iter().chain(pictures).collect();
     let (turns, context) = (&[turn], &Context::default());
-    let request = Request {
-        turns,
-        shown: &shown,
-        context,
-        sampling_params: &sampling_params,
-        now_s: now.as_secs(),
-    };
+    let request = Request { turns, shown: &shown, context, sampling_params, now_s: now.as_secs() };
     let (mut said, mut line) = (Ok(()), Looking::new());
     let result = generate_heard(&mut deployment, &request, &mut |heard| match heard {
         GenerationEvent::Looking { part, parts } => line.at(part, parts),

@@ -5,6 +5,7 @@ mod bench_serve;
 pub(crate) mod cache;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
+pub(crate) mod demo;
 pub(crate) mod describe;
 pub(crate) mod doctor;
 pub(crate) mod embed;
