@@ -72,7 +72,7 @@ pub(crate) fn command() -> Command {
 #[command(name = "smelt", version = VERSION, max_term_width = 100, after_help = ENVIRONMENT)]
 pub(crate) struct Flags {
     #[command(subcommand)]
-    pub(crate) command: Subcommand,
+    pub(crate) command: Option<Subcommand>,
     #[command(flatten)]
     pub(crate) manner: MannerFlags,
 }

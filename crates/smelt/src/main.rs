@@ -55,6 +55,7 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
 
+use crate::exit::{Exit, Failed};
 use crate::flags::{Flags, Subcommand};
 use crate::paint::When;
 
@@ -63,7 +64,8 @@ fn main() -> ExitCode {
     let flags = read(&env::args_os().collect::<Vec<_>>());
     paint::decide(flags.manner.color);
     console::set_volume(flags.manner.volume());
-    let result = match flags.command {
+    let Some(command) = flags.command else { return ended(commands::next::run()) };
+    let result = match command {
         Subcommand::Demo(flags) => commands::demo::run(&flags),
         Subcommand::Run(flags) => commands::run::run(&flags),
         Subcommand::Resume(flags) => commands::resume::run(&flags),
@@ -92,6 +94,11 @@ fn main() -> ExitCode {
         Subcommand::Bench(command) => commands::bench::run(&command),
         Subcommand::Stage(flags) => stage::run(&flags),
     };
+    ended(result)
+}
+
+/// How smelt ends, after it said why where it did not answer.
+fn ended(result: Result<Exit, Failed>) -> ExitCode {
     let exit = match result {
         Ok(exit) => exit,
         Err(error) => {

@@ -1,4 +1,4 @@
-//! The first minute: `smelt demo`, which needs nothing but smelt.
+//! The first minute: `smelt demo`, which needs nothing but smelt, and `smelt` alone, which says what is next.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -105,6 +105,31 @@ fn what_was_damaged_in_the_store_is_made_anew() {
     }
     fs::remove_dir_all(deployed(&world)).unwrap();
     assert_eq!(bare(&world, &[]).stdout, "a blue circle\n");
+}
+
+#[test]
+fn smelt_alone_says_what_to_do_next() {
+    let world = World::of_commands(&["a::echo a > o"]);
+    let next = || {
+        let said = world.smelt(&[]);
+        assert_eq!((said.code, &said.stdout[..]), (Some(2), ""), "{}", said.stderr);
+        said.stderr
+    };
+    let told = next();
+    for advised in ["smelt plan p.toml", "smelt run p.toml", "smelt demo", "smelt --help"] {
+        assert!(told.contains(advised), "{told}");
+    }
+    assert!(!world.path("cache").exists(), "whoever asks makes no store");
+    // The advice works, and changes.
+    for advised in ["smelt run p.toml", "smelt demo"] {
+        let words: Vec<&str> = advised.split(' ').skip(1).collect();
+        assert_eq!(world.smelt(&words).code, Some(0), "{advised}");
+    }
+    let told = next();
+    assert!(told.contains("smelt chat demo") && !told.contains("smelt demo "), "{told}");
+    let unknown = world.smelt(&["deom"]);
+    assert_eq!(unknown.code, Some(2));
+    assert!(unknown.stderr.contains("demo"), "{}", unknown.stderr);
 }
 
 /// `cargo xtask demo` makes the packed file anew, should this fail.

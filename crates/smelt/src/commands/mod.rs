@@ -13,6 +13,7 @@ pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod graph;
 pub(crate) mod ls;
+pub(crate) mod next;
 pub(crate) mod onnx;
 pub(crate) mod out;
 pub(crate) mod plan;
