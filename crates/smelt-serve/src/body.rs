@@ -261,23 +261,11 @@ impl Bodies {
         }
     }
 
-    /// The JSON that a request holds.
+    /// What a request holds, which says that it is of this kind.
     ///
     /// # Errors
     /// 415 for anything else, 413 for what is too long, 408 for what does not come, 429 if too much is
     /// held already.
-    pub(crate) async fn read(
-        &self,
-        headers: &HeaderMap,
-        body: Body,
-    ) -> Result<BufferedBody, ApiError> {
-        self.read_as(headers, body, Kind::Json).await
-    }
-
-    /// The same of a body that says that it is of this kind.
-    ///
-    /// # Errors
-    /// As [`Self::read`].
     pub(crate) async fn read_as(
         &self,
         headers: &HeaderMap,
@@ -402,6 +390,12 @@ fn check_kind(headers: &HeaderMap, wanted: Kind) -> Result<(), ApiError> {
 mod tests {
     use super::*;
     use crate::paused::paused;
+
+    impl Bodies {
+        async fn read(&self, headers: &HeaderMap, body: Body) -> Result<BufferedBody, ApiError> {
+            self.read_as(headers, body, Kind::Json).await
+        }
+    }
 
     #[track_caller]
     fn check(headers: &[(&str, &str)], body: &str, expect: Result<&str, u16>) {

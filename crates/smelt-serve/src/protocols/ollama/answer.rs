@@ -255,7 +255,7 @@ mod tests {
         assert_eq!(whole["message"]["thinking"], "hm");
         assert_eq!(whole["message"]["tool_calls"][0]["function"]["arguments"]["a"], 1);
         assert_eq!((&whole["done"], &whole["done_reason"]), (&json!(true), &json!("stop")));
-        assert!(loaded(Route::Chat, "m".to_owned()).contains("\"done_reason\":\"load\""));
+        assert!(loaded(Route::Chat, "m".to_owned(), "load").contains("\"done_reason\":\"load\""));
     }
 
     #[test]
