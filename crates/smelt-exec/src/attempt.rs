@@ -6,7 +6,6 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout};
@@ -14,7 +13,6 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
 use smelt_plan::plan::Pin;
 use smelt_plan::validity::FileFormat;
@@ -38,6 +36,7 @@ use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{ProcessSpec, SMALL_BYTES_MAX, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::prepare::Preparation;
+use crate::readable::readable;
 use crate::refused::{self, Refused};
 use crate::report::{AttemptReport, LimitHeld};
 use crate::room;
@@ -686,11 +685,4 @@ fn unreadable(error: &impl std::fmt::Display) -> Failure {
 
 fn failed(class: FailureClass, message: String) -> Outcome {
     Outcome::Failed(failure(class, message))
-}
-
-/// Waits for something to read, or the end, for at most `period`.
-pub(crate) fn readable(from: &impl AsFd, period: Duration) -> bool {
-    let mut fds = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
-    let timeout = PollTimeout::try_from(period).unwrap_or(PollTimeout::MAX);
-    poll(&mut fds, timeout).is_ok_and(|ready| ready > 0)
 }

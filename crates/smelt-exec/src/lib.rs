@@ -24,6 +24,7 @@ mod notes;
 mod order;
 mod orphans;
 mod prepare;
+mod readable;
 pub mod recorded;
 mod refused;
 pub mod report;

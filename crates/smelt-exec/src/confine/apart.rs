@@ -15,7 +15,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 
 use super::{Space, capabilities, has_landlock, is_wanted};
-use crate::attempt::readable;
+use crate::readable::readable;
 
 /// What a shim says: that it waits to be mapped, or that the kernel gives it no user name space.
 const WAITS: u8 = b'w';
