@@ -15,7 +15,6 @@ mod commands;
 mod console;
 mod device;
 mod exit;
-mod exposed;
 mod flags;
 mod forecast;
 mod graph;

@@ -17,8 +17,9 @@ use crate::flags::PlanFlags;
 use crate::last_run::{LastRun, Took};
 use crate::load::{self, Access, Standing};
 use crate::resource_needs::{Fits, ResourceNeeds};
+use crate::stage::exposed;
 use crate::table::{Table, bytes, seconds};
-use crate::{exposed, price, refusals, sees, tools};
+use crate::{price, refusals, sees, tools};
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Look)?;

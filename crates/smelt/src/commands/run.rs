@@ -31,10 +31,11 @@ use crate::load::{self, Access, Loaded};
 use crate::memo::Memo;
 use crate::progress::Display;
 use crate::reboot;
+use crate::stage::{self, exposed};
 use crate::towers::Towers;
 use crate::unfinished::{Left, RunArguments};
 use crate::user_signatures;
-use crate::{exposed, refusals, stage, table, tools};
+use crate::{refusals, table, tools};
 
 /// Who starts a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use smelt_plan::Plan;
 use smelt_plan::kind::WRITES;
 use smelt_plan::plan::Stage;
 
-use crate::stage::order::place;
+use super::order::place;
 
 /// A line for each stage of the pipeline in `folder` that could change what the store holds, where the kernel confines it by `way`.
 pub(crate) fn lines(plan: &Plan, folder: &Path, store: &Path, way: Option<Way>) -> Vec<String> {

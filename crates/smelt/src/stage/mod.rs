@@ -1,6 +1,7 @@
 //! The parts of a stage that run in processes of their own: the shim, and
 //! the work of smelt's own kinds, which have a row and a file each.
 
+pub(crate) mod exposed;
 pub(crate) mod order;
 mod phases;
 mod request;
