@@ -325,13 +325,13 @@ fn keys_of_every_kind_are_what_they_were() {
         ("export", "fc0e82050c145e885120731d296035767d0658d9418516c61c19fbae54a1d398"),
         ("surgery", "0fdfb80ccf84849f70c62bbacc67290d64dd7a0dd57783d89893a9d8b2d08e3d"),
         ("engine", "02fb050b9f6d19f1c6009a916c5ac8fbedd510f43087155698efe4efbb303251"),
-        ("calibrate", "921b8fcaa5d90d707240c1c8bbcbbc3deb57c292808a8eafb040dbd1166945f6"),
-        ("quantize", "9663c8bd6278fc066a15dfc88b2da0a468c4bab378c7ec3f5bb8aa47ea39ec68"),
-        ("llm", "2aac25b8dc8e59c43a43cf99394fb62018eba94a13fe7ecfc974a233b8a87469"),
-        ("verify", "840c4283b798c18c6d5c5dfd104b15a3257b7a8003b7ae997a27a5f3ae528ba7"),
-        ("deployment", "fd2c6921be3a623081b7fb95ac70e3be705154b50858d05cf05be2506975b968"),
-        ("command", "d839279d9cbcf1feced5b6e02a26c7a33bf8074e1cbb16cc99df9fe94c544ded"),
-        ("accuracy", "c1e5bfc0308bc42c38d3b39270874b9369f497fc7040a6ce82cf97f4814dc6a8"),
+        ("calibrate", "e29f03a78ecbcdb040d5b979f696234f6817d6c6b3828e62072c1b0fdc9d5ede"),
+        ("quantize", "4e649fbd64763a0ef15f74a718c31e8804a90a660374cc0ca65756e47edfe4ff"),
+        ("llm", "e13cee57b06d753d6f8b568a7d372c579e4fbc7ea7f4c3a1391622c6b69f2954"),
+        ("verify", "5ff565e56917984851f419f6c156a991aa57b0c5dc9a32fc9f5ad44ff4af5122"),
+        ("deployment", "e4c05b97eacf0a8acb42d31200d32ea34e06c46bd0e760575dcceb60170ad32f"),
+        ("command", "7686f054bca0a7266870d5f1083c58a31d277ee767fd1e1a79a2f93276c50ca0"),
+        ("accuracy", "45c909e2fb1d5bec7d37cadce7113aaa452ae3c31293044feccf71a76659f202"),
     ];
     let expect = expect.map(|(name, key)| (name, key.to_owned()));
     assert_eq!(found.collect::<BTreeMap<_, _>>(), BTreeMap::from(expect));
