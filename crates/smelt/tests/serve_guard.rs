@@ -289,6 +289,8 @@ fn many_small_bodies_at_once_fill_no_small_machine() {
 fn memory_comes_back_behind_small_bodies() {
     const ROUNDS: usize = 5;
     let server = small_server(None);
+    // Threads and what the first answers make are there before.
+    ask_at_once(&server, 16, CHAT, format!("{{{TURNS},\"max_tokens\":1}}").as_bytes(), &[200, 429]);
     let resident = || server.kib("VmRSS") / 1024;
     let before = resident();
     let mut shapes = small_hostile();
