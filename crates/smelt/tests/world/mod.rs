@@ -80,6 +80,16 @@ impl World {
         serde_json::from_str(&ended.stdout).unwrap()
     }
 
+    /// The stages that `run` would build with these arguments, as `plan` says.
+    #[track_caller]
+    pub(crate) fn to_build(&self, arguments: &[&str]) -> Vec<String> {
+        let all = [&["plan", "p.toml", "--json"], arguments].concat();
+        let plan: Value = serde_json::from_str(&self.smelt(&all).stdout).unwrap();
+        let stages = plan["stages"].as_array().unwrap().iter();
+        let anew = stages.filter(|stage| stage["status"] != "hit");
+        anew.map(|stage| stage["name"].as_str().unwrap().to_owned()).collect()
+    }
+
     pub(crate) fn start(&self, arguments: &[&str]) -> Child {
         self.command(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
     }
