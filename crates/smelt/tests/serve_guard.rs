@@ -196,17 +196,8 @@ fn no_text_takes_more_than_a_few_times_its_bytes() {
 fn assert_small(slots: &str, shapes: Vec<Shape>, statuses: &[u16]) {
     const CAP_MIB: u64 = 512;
     let slots = BUILT.path(slots);
-    let flags = ["--memory", "512MiB", "--slot-save-path", slots.to_str().unwrap()];
     let machine = Machine::new((CAP_MIB as usize) << 20);
-    let server = match &machine {
-        Some(machine) => {
-            let arguments = Server::arguments(&["p.toml"], &flags);
-            Server::started(&mut machine.smelt(&BUILT, &arguments))
-        }
-        None => Server::of(&BUILT, &["p.toml"], &flags),
-    };
-    assert!(until(|| server.get("/health").status == 200));
-    server.assert_answers();
+    let server = small_server(machine.as_ref(), &["--slot-save-path", slots.to_str().unwrap()]);
     let resident = || server.kib("VmRSS") / 1024;
     let before = resident();
     for shape in shapes {
@@ -214,12 +205,7 @@ fn assert_small(slots: &str, shapes: Vec<Shape>, statuses: &[u16]) {
         let shape = format!("{path} {}", String::from_utf8_lossy(&body[..100]));
         let many = if body.len() < 1 << 20 { 16 } else { 4 };
         for at_once in [1, many] {
-            let told: Vec<u16> = thread::scope(|scope| {
-                let asked: Vec<_> =
-                    (0..at_once).map(|_| scope.spawn(|| server.post(path, &body).status)).collect();
-                asked.into_iter().map(|asked| asked.join().unwrap()).collect()
-            });
-            assert!(told.iter().all(|status| statuses.contains(status)), "{told:?} {shape}");
+            ask_at_once(&server, at_once, path, &body, statuses);
         }
         let peak = server.kib("VmHWM") / 1024;
         assert!(peak < CAP_MIB, "{peak} MiB {shape}");
@@ -230,8 +216,8 @@ fn assert_small(slots: &str, shapes: Vec<Shape>, statuses: &[u16]) {
 }
 
 /// A server in the memory of a small machine, which has answered once.
-fn small_server(machine: Option<&Machine>) -> Server {
-    let flags = ["--memory", "512MiB"];
+fn small_server(machine: Option<&Machine>, more: &[&str]) -> Server {
+    let flags = [&["--memory", "512MiB"], more].concat();
     let server = match machine {
         Some(machine) => {
             let arguments = Server::arguments(&["p.toml"], &flags);
@@ -252,7 +238,8 @@ fn ask_at_once(server: &Server, count: usize, path: &str, body: &[u8], statuses:
             (0..count).map(|_| scope.spawn(|| server.post(path, body).status)).collect();
         asked.into_iter().map(|asked| asked.join().unwrap()).collect()
     });
-    assert!(told.iter().all(|status| statuses.contains(status)), "{path}: {told:?}");
+    let begin = String::from_utf8_lossy(&body[..body.len().min(100)]);
+    assert!(told.iter().all(|status| statuses.contains(status)), "{told:?} {path} {begin}");
 }
 
 /// Bodies of 61 KiB that become the most, in the fields of most kinds.
@@ -276,7 +263,7 @@ fn small_hostile() -> Vec<Shape> {
 fn many_small_bodies_at_once_fill_no_small_machine() {
     const CAP_MIB: u64 = 512;
     let machine = Machine::new((CAP_MIB as usize) << 20);
-    let server = small_server(machine.as_ref());
+    let server = small_server(machine.as_ref(), &[]);
     for shape in small_hostile() {
         ask_at_once(&server, 200, shape.path, &shape.body(), &[200, 400, 404, 429]);
         let peak = server.kib("VmHWM") / 1024;
@@ -288,7 +275,7 @@ fn many_small_bodies_at_once_fill_no_small_machine() {
 #[test]
 fn memory_comes_back_behind_small_bodies() {
     const ROUNDS: usize = 5;
-    let server = small_server(None);
+    let server = small_server(None, &[]);
     // Threads and what the first answers make are there before.
     ask_at_once(&server, 16, CHAT, format!("{{{TURNS},\"max_tokens\":1}}").as_bytes(), &[200, 429]);
     let resident = || server.kib("VmRSS") / 1024;
