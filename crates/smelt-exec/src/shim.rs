@@ -394,8 +394,10 @@ fn obey(orders: &SyncSender<ShimOrder>) {
                 Ok(order) => {
                     IS_LATE.store(false, Ordering::SeqCst);
                     IS_LEADING.store(true, Ordering::SeqCst);
-                    over_at =
-                        order.time_max.and_then(|max| Instant::now().checked_add(max + CLOCK_TICK));
+                    // A time beyond all clocks is none.
+                    over_at = order
+                        .time_max
+                        .and_then(|max| Instant::now().checked_add(max.saturating_add(CLOCK_TICK)));
                     drop(orders.send(order));
                 }
                 Err(error) => eprintln!("smelt: stage shim: {error}"),
@@ -408,6 +410,7 @@ fn obey(orders: &SyncSender<ShimOrder>) {
         }
     }
 }
+
 /// Minds a stage's time until the supervisor says something, for one that was stopped, by a debugger or by a signal: time goes
 /// on for the stage.  One that is at work decides by itself, since it knows what time does not count.
 fn mind(over_at: &mut Option<Instant>) {
