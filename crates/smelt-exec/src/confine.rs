@@ -364,7 +364,7 @@ fn bound(command: &mut Command, bounds: Bounds<'_>) -> io::Result<Started> {
     if is_covered {
         let places = real(bounds.places)?;
         let store = store_within(bounds, &places);
-        mounts::isolate(&places, View { store: store.as_deref(), ..View::of(bounds) })?;
+        mounts::isolate(&places, View::of(bounds, store.as_deref()))?;
     } else if may_mount && !bounds.shares {
         mounts::own_queues();
     }
@@ -393,7 +393,7 @@ fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way
     let store = store_within(bounds, &places);
     let started = in_thread(|| {
         let held = match is_wanted("mounts") {
-            true => mounts::isolate(&places, View { store: store.as_deref(), ..View::of(bounds) }),
+            true => mounts::isolate(&places, View::of(bounds, store.as_deref())),
             false => Err(io::ErrorKind::Unsupported.into()),
         };
         if let (Err(error), true) = (&held, bounds.must_hold) {

@@ -2,7 +2,7 @@
 //!
 //! Each stage runs under a shim of its own (see [`shim`]).  Decisions are made in `smelt-plan`
 //! (what next), `smelt-watch` (too much?) and [`classify`] (how did it end); this crate obeys.
-//! It does not know what a stage means: the caller turns a stage into an [`ProcessSpec`].
+//! It does not know what a stage means: the caller turns a stage into a [`ProcessSpec`].
 
 #![forbid(unsafe_code)]
 

@@ -12,7 +12,7 @@ use smelt_watch::{Disks, Short};
 
 use crate::confine::{Network, SHARED, Space, Way, Writes};
 
-/// What the caller turns into an [`ProcessSpec`]: one attempt and where its inputs and output lie.
+/// What the caller turns into a [`ProcessSpec`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
     /// The stage's place in its plan.
     pub id: StageId,

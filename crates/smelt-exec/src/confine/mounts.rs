@@ -96,9 +96,10 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn of(bounds: Bounds<'a>) -> Self {
+    /// `store` is where that of the bounds really is, if a place holds it.
+    pub(super) fn of(bounds: Bounds<'a>, store: Option<&'a Path>) -> Self {
         let Bounds { tmp, strict, shares, .. } = bounds;
-        Self { tmp, strict, shares, store: None }
+        Self { tmp, strict, shares, store }
     }
 }
 
