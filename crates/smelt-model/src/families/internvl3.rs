@@ -175,7 +175,7 @@ impl VisionTower for InternVl3 {
 }
 
 /// Patches on a side that the pixel shuffle makes one token of: the inverse of the ratio 0.5.
-const SHUFFLE: usize = 2;
+pub(crate) const SHUFFLE: usize = 2;
 
 /// The fields of `config.json` that matter here; others are free.
 #[derive(Deserialize)]

@@ -25,6 +25,7 @@ mod pointwise;
 mod smolvlm;
 mod stream;
 mod threads;
+mod tiles;
 mod vision;
 
 pub use peaks::Peak;

@@ -6,6 +6,7 @@
 use super::attention::{Heads, Projection, attend};
 use super::pointwise::{gelu_tanh, layer_norm};
 use super::stream::Stream;
+use super::tiles::{each_tile, shuffle, unfold};
 use super::{ReferenceError, threads};
 use crate::families::smolvlm::{LAST_NORM, POSITIONS, PROJECTION, Tower, layer_name};
 
@@ -13,21 +14,13 @@ use crate::families::smolvlm::{LAST_NORM, POSITIONS, PROJECTION, Tower, layer_na
 pub(super) fn embeds_of(
     stream: &mut Stream<'_>,
     tower: &Tower,
-    (pixels, tiles): (&[f32], usize),
+    tiles: (&[f32], usize),
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<f32>, ReferenceError> {
     let per_tile = tower.channels * tower.image_size * tower.image_size;
-    if tiles.checked_mul(per_tile) != Some(pixels.len()) {
-        return Err(ReferenceError::Pixels { tiles, per_tile, found: pixels.len() });
-    }
-    let mut embeds = Vec::new();
-    for (at, tile) in pixels.chunks(per_tile).enumerate() {
-        let all = tiles * tower.layers;
-        let mut told =
-            |layer| progress(&format!("[{}/{all}] block {layer}", at * tower.layers + layer));
-        embeds.extend(tile_embeds(stream, tower, tile, &mut told)?);
-    }
-    Ok(embeds)
+    each_tile(tiles, per_tile, tower.layers, progress, |tile, told| {
+        tile_embeds(stream, tower, tile, told)
+    })
 }
 
 fn tile_embeds(
@@ -36,7 +29,8 @@ fn tile_embeds(
     tile: &[f32],
     told: &mut dyn FnMut(usize),
 ) -> Result<Vec<f32>, ReferenceError> {
-    let mut x = stream.linear("vision_model.embeddings.patch_embedding", &unfold(tile, tower))?;
+    let rows = unfold(tile, tower.image_size, tower.patch_size);
+    let mut x = stream.linear("vision_model.embeddings.patch_embedding", &rows)?;
     add(&mut x, &stream.vector(POSITIONS)?);
     for layer in 0..tower.layers {
         told(layer);
@@ -50,21 +44,6 @@ fn tile_embeds(
     }
     let x = normed(stream, tower, LAST_NORM, &x)?;
     stream.product(PROJECTION, &shuffle(&x, tower.grid(), tower.hidden, tower.shuffle))
-}
-
-/// `[channels, side, side]` to `[patches, channels * patch * patch]`, patches row by row; pixels behind the last whole
-/// patch are passed over.
-fn unfold(tile: &[f32], tower: &Tower) -> Vec<f32> {
-    let (side, patch, grid) = (tower.image_size, tower.patch_size, tower.grid());
-    let mut rows = Vec::with_capacity(tile.len());
-    for (top, left) in (0..grid).flat_map(|row| (0..grid).map(move |column| (row, column))) {
-        for channel in tile.chunks(side * side) {
-            for line in channel.chunks(side).skip(top * patch).take(patch) {
-                rows.extend_from_slice(&line[left * patch..][..patch]);
-            }
-        }
-    }
-    rows
 }
 
 /// `out_proj(attend(q(y), k(y), v(y)))` of `y = layer_norm1(x)`.
@@ -115,31 +94,4 @@ fn normed(
 
 fn add(x: &mut [f32], branch: &[f32]) {
     x.iter_mut().zip(branch).for_each(|(x, branch)| *x += branch);
-}
-
-/// `[grid, grid, width]` to `[tokens, side * side * width]`, where a token holds its square of patches row by row.
-fn shuffle(x: &[f32], grid: usize, width: usize, side: usize) -> Vec<f32> {
-    let mut tokens = Vec::with_capacity(x.len());
-    for (row, column) in (0..grid)
-        .step_by(side)
-        .flat_map(|row| (0..grid).step_by(side).map(move |column| (row, column)))
-    {
-        for line in row..row + side {
-            tokens.extend_from_slice(&x[(line * grid + column) * width..][..side * width]);
-        }
-    }
-    tokens
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn squares_of_any_side_are_gathered() {
-        let x: Vec<f32> = (0..9 * 2).map(|at| at as f32).collect();
-        assert_eq!(shuffle(&x, 3, 2, 3), x);
-        let x: Vec<f32> = (0..16).map(|at| at as f32).collect();
-        assert_eq!(shuffle(&x, 4, 1, 2)[4..8], [2.0, 3.0, 6.0, 7.0]);
-    }
 }

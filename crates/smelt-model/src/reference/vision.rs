@@ -6,8 +6,9 @@
 use super::attention::{Heads, Projection, attend};
 use super::pointwise::{gelu, layer_norm, rms_norm};
 use super::stream::Stream;
+use super::tiles::{each_tile, shuffle, unfold};
 use super::{Effort, ReferenceError, threads};
-use crate::families::internvl3::{PROJECTOR_EPS, Vit};
+use crate::families::internvl3::{PROJECTOR_EPS, SHUFFLE, Vit};
 
 /// See [`super::vision_embeds`]; the stream may look at activations.
 pub(super) fn embeds_of(
@@ -18,17 +19,9 @@ pub(super) fn embeds_of(
 ) -> Result<Vec<f32>, ReferenceError> {
     let vit = &stream.ckpt.internvl3()?.vit;
     let per_tile = vit.channels * vit.image_size * vit.image_size;
-    if tiles.checked_mul(per_tile) != Some(pixels.len()) {
-        return Err(ReferenceError::Pixels { tiles, per_tile, found: pixels.len() });
-    }
-    let mut embeds = Vec::new();
-    for (at, tile) in pixels.chunks(per_tile).enumerate() {
-        let all = tiles * vit.layers;
-        let mut told =
-            |layer| progress(&format!("[{}/{all}] block {layer}", at * vit.layers + layer));
-        embeds.extend(tile_embeds(stream, vit, tile, &mut told)?);
-    }
-    Ok(embeds)
+    each_tile((pixels, tiles), per_tile, vit.layers, progress, |tile, told| {
+        tile_embeds(stream, vit, tile, told)
+    })
 }
 
 fn tile_embeds(
@@ -46,7 +39,7 @@ fn tile_embeds(
         mlp(stream, vit, &name, &mut x)?;
         stream.note(&name, &x);
     }
-    let shuffled = shuffle(&x[vit.hidden..], vit.grid(), vit.hidden);
+    let shuffled = shuffle(&x[vit.hidden..], vit.grid(), vit.hidden, SHUFFLE);
     project(stream, shuffled)
 }
 
@@ -58,26 +51,12 @@ fn embed_patches(
 ) -> Result<Vec<f32>, ReferenceError> {
     let mut x = stream.vector("vision_model.embeddings.class_embedding")?;
     let name = "vision_model.embeddings.patch_embedding";
-    x.extend(stream.linear(name, &unfold(tile, vit))?);
+    x.extend(stream.linear(name, &unfold(tile, vit.image_size, vit.patch_size))?);
     let positions = "vision_model.embeddings.position_embedding";
     for (x, position) in x.iter_mut().zip(stream.vector(positions)?) {
         *x += position;
     }
     Ok(x)
-}
-
-/// `[channels, side, side]` to `[patches, channels * patch * patch]`, patches row by row.
-fn unfold(tile: &[f32], vit: &Vit) -> Vec<f32> {
-    let (side, patch, grid) = (vit.image_size, vit.patch_size, vit.grid());
-    let mut rows = Vec::with_capacity(tile.len());
-    for (top, left) in (0..grid).flat_map(|row| (0..grid).map(move |column| (row, column))) {
-        for channel in tile.chunks(side * side) {
-            for line in channel.chunks(side).skip(top * patch).take(patch) {
-                rows.extend_from_slice(&line[left * patch..][..patch]);
-            }
-        }
-    }
-    rows
 }
 
 /// `x += ls1 * proj(attend(qkv(norm1(x))))`.
@@ -171,20 +150,6 @@ fn add_scaled(x: &mut [f32], branch: &[f32], scale: &[f32]) {
     }
 }
 
-/// The pixel shuffle of `ps_version` v2 by 0.5: `[grid, grid, width]` to
-/// `[grid/2, grid/2, 4 * width]`, where a token holds its square of patches row by row.
-fn shuffle(x: &[f32], grid: usize, width: usize) -> Vec<f32> {
-    let mut tokens = Vec::with_capacity(x.len());
-    for (row, column) in
-        (0..grid).step_by(2).flat_map(|row| (0..grid).step_by(2).map(move |column| (row, column)))
-    {
-        for line in [row, row + 1] {
-            tokens.extend_from_slice(&x[(line * grid + column) * width..][..2 * width]);
-        }
-    }
-    tokens
-}
-
 /// `mlp1`: LayerNorm, linear, GELU, linear.
 fn project(stream: &mut Stream<'_>, mut x: Vec<f32>) -> Result<Vec<f32>, ReferenceError> {
     let (weight, bias) = (stream.vector("mlp1.0.weight")?, stream.vector("mlp1.0.bias")?);
@@ -192,60 +157,4 @@ fn project(stream: &mut Stream<'_>, mut x: Vec<f32>) -> Result<Vec<f32>, Referen
     let mut x = stream.linear("mlp1.1", &x)?;
     activate(&mut x, stream.effort);
     stream.linear("mlp1.3", &x)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The shuffle as the model's own code writes it: two views, two permutations.
-    fn shuffle_by_views(x: &[f32], grid: usize, width: usize) -> Vec<f32> {
-        let half = grid / 2;
-        // [h, w, C] viewed as [h, w/2, 2C], then [w/2, h, 2C].
-        let mut first = vec![0.0; x.len()];
-        for h in 0..grid {
-            for w in 0..half {
-                for c in 0..2 * width {
-                    first[(w * grid + h) * 2 * width + c] = x[(h * half + w) * 2 * width + c];
-                }
-            }
-        }
-        // Viewed as [w/2, h/2, 4C], then [h/2, w/2, 4C].
-        let mut second = vec![0.0; x.len()];
-        for w in 0..half {
-            for h in 0..half {
-                for c in 0..4 * width {
-                    second[(h * half + w) * 4 * width + c] = first[(w * half + h) * 4 * width + c];
-                }
-            }
-        }
-        second
-    }
-
-    #[test]
-    fn the_shuffle_gathers_squares_of_patches() {
-        let x: Vec<f32> = (0..6 * 6 * 3).map(|i| i as f32).collect();
-        assert_eq!(shuffle(&x, 6, 3), shuffle_by_views(&x, 6, 3));
-    }
-
-    #[test]
-    fn patches_unfold_channel_by_channel() {
-        let vit = Vit {
-            hidden: 1,
-            layers: 1,
-            heads: 1,
-            intermediate: 1,
-            image_size: 4,
-            patch_size: 2,
-            channels: 2,
-            eps: 1e-6,
-            rms_norm: false,
-            qk_norm: false,
-            qkv_bias: true,
-        };
-        let tile: Vec<f32> = (0..32).map(|i| i as f32).collect();
-        let rows = unfold(&tile, &vit);
-        assert_eq!(rows[..8], [0.0, 1.0, 4.0, 5.0, 16.0, 17.0, 20.0, 21.0]);
-        assert_eq!(rows[24..], [10.0, 11.0, 14.0, 15.0, 26.0, 27.0, 30.0, 31.0]);
-    }
 }
