@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::attention::{Heads, Projection, attend};
-use super::pointwise::{rms_norm, rotate_half, swiglu};
+use super::pointwise::{add, rms_norm, rotate_half, swiglu};
 use super::stream::Stream;
 use super::{Effort, Prompt, ReferenceError, threads};
 use crate::checkpoint::Checkpoint;
@@ -299,10 +299,4 @@ fn normed(
     let mut normed = x.to_vec();
     rms_norm(&mut normed, &stream.vector(weight)?, llm.eps);
     Ok(normed)
-}
-
-fn add(x: &mut [f32], branch: &[f32]) {
-    for (x, branch) in x.iter_mut().zip(branch) {
-        *x += branch;
-    }
 }

@@ -6,8 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::attention::{Heads, Projection, attend};
-use super::elementary::exp;
-use super::pointwise::{gelu, gelu_tanh, layer_norm, rms_norm, rotate_half, swiglu};
+use super::pointwise::{add, gelu, gelu_tanh, quick_gelu, rms_norm, rotate_half, swiglu};
 use super::stream::Stream;
 use super::{ImageFeatures, ReferenceError, threads};
 use crate::families::{qwen2_5_vl, qwen2_vl, qwen3_vl};
@@ -65,27 +64,17 @@ fn qwen2(
     for block in 0..tower.layers {
         progress(&format!("[{block}/{}] block {block}", tower.layers));
         let name = format!("visual.blocks.{block}");
-        let mut y = x.clone();
-        norm(stream, &format!("{name}.norm1"), EPS, &mut y)?;
+        let y = stream.layer_normed(&format!("{name}.norm1"), EPS, &x)?;
         let heads = tower.heads;
         add(&mut x, &attention(stream, &format!("{name}.attn"), y, heads, lattice, &all)?);
-        let mut y = x.clone();
-        norm(stream, &format!("{name}.norm2"), EPS, &mut y)?;
+        let y = stream.layer_normed(&format!("{name}.norm2"), EPS, &x)?;
         let mut wide = stream.linear(&format!("{name}.mlp.fc1"), &y)?;
         wide.iter_mut().for_each(|value| *value = quick_gelu(*value));
         add(&mut x, &stream.linear(&format!("{name}.mlp.fc2"), &wide)?);
     }
-    norm(stream, "visual.merger.ln_q", EPS, &mut x)?;
-    let mut wide = stream.linear("visual.merger.mlp.0", &x)?;
-    threads::for_rows(stream.effort.threads, &mut wide, 1, 1, |_, values| gelu(values));
-    let embeds = stream.linear("visual.merger.mlp.2", &wide)?;
+    let y = stream.layer_normed("visual.merger.ln_q", EPS, &x)?;
+    let embeds = mlp(stream, ["visual.merger.mlp.0", "visual.merger.mlp.2"], &y)?;
     Ok(ImageFeatures { embeds, deepstack: Vec::new() })
-}
-
-/// `x * sigmoid(1.702 x)`.
-fn quick_gelu(x: f32) -> f32 {
-    let x = f64::from(x);
-    (x / (1.0 + exp(-1.702 * x))) as f32
 }
 
 /// RMSNorms, a gated MLP, and attention inside windows except in some blocks.
@@ -117,9 +106,7 @@ fn qwen25(
         add(&mut x, &stream.linear(&format!("{name}.mlp.down_proj"), &gate)?);
     }
     let y = normed(stream, "visual.merger.ln_q", &x)?;
-    let mut wide = stream.linear("visual.merger.mlp.0", &y)?;
-    threads::for_rows(stream.effort.threads, &mut wide, 1, 1, |_, values| gelu(values));
-    let embeds = stream.linear("visual.merger.mlp.2", &wide)?;
+    let embeds = mlp(stream, ["visual.merger.mlp.0", "visual.merger.mlp.2"], &y)?;
     Ok(ImageFeatures { embeds, deepstack: Vec::new() })
 }
 
@@ -137,41 +124,38 @@ fn qwen3(
     for block in 0..tower.layers {
         progress(&format!("[{block}/{}] block {block}", tower.layers));
         let name = format!("model.visual.blocks.{block}");
-        let mut y = x.clone();
-        norm(stream, &format!("{name}.norm1"), qwen3_vl::NORM_EPS, &mut y)?;
+        let y = stream.layer_normed(&format!("{name}.norm1"), qwen3_vl::NORM_EPS, &x)?;
         let heads = tower.heads;
         add(&mut x, &attention(stream, &format!("{name}.attn"), y, heads, lattice, &all)?);
-        let mut y = x.clone();
-        norm(stream, &format!("{name}.norm2"), qwen3_vl::NORM_EPS, &mut y)?;
+        let y = stream.layer_normed(&format!("{name}.norm2"), qwen3_vl::NORM_EPS, &x)?;
         let mut wide = stream.linear(&format!("{name}.mlp.linear_fc1"), &y)?;
         wide.iter_mut().for_each(|value| *value = gelu_tanh(*value));
         add(&mut x, &stream.linear(&format!("{name}.mlp.linear_fc2"), &wide)?);
         if let Some(index) = tower.deepstack.iter().position(|found| *found == block) {
             // Normed token by token, where the last merger norms patch by patch.
             let name = format!("model.visual.deepstack_merger_list.{index}");
-            deepstack.push(merged(stream, &name, x.clone())?);
+            deepstack.push(merged(stream, &name, &x)?);
         }
     }
-    Ok(ImageFeatures { embeds: merged(stream, "model.visual.merger", x)?, deepstack })
+    Ok(ImageFeatures { embeds: merged(stream, "model.visual.merger", &x)?, deepstack })
 }
 
 /// The merger `name`: a norm over as many values as it has weights, then its MLP over whole tokens.
-fn merged(
-    stream: &mut Stream<'_>,
-    name: &str,
-    mut x: Vec<f32>,
-) -> Result<Vec<f32>, ReferenceError> {
-    norm(stream, &format!("{name}.norm"), qwen3_vl::NORM_EPS, &mut x)?;
-    let mut wide = stream.linear(&format!("{name}.linear_fc1"), &x)?;
-    threads::for_rows(stream.effort.threads, &mut wide, 1, 1, |_, values| gelu(values));
-    stream.linear(&format!("{name}.linear_fc2"), &wide)
+fn merged(stream: &mut Stream<'_>, name: &str, x: &[f32]) -> Result<Vec<f32>, ReferenceError> {
+    let y = stream.layer_normed(&format!("{name}.norm"), qwen3_vl::NORM_EPS, x)?;
+    let [first, second] = ["linear_fc1", "linear_fc2"].map(|linear| format!("{name}.{linear}"));
+    mlp(stream, [&first, &second], &y)
 }
 
-fn norm(stream: &Stream<'_>, name: &str, eps: f32, x: &mut [f32]) -> Result<(), ReferenceError> {
-    let weight = stream.vector(&format!("{name}.weight"))?;
-    let bias = stream.vector(&format!("{name}.bias"))?;
-    layer_norm(x, &weight, &bias, eps);
-    Ok(())
+/// `second(gelu(first(x)))` of a merger.
+fn mlp(
+    stream: &mut Stream<'_>,
+    [first, second]: [&str; 2],
+    x: &[f32],
+) -> Result<Vec<f32>, ReferenceError> {
+    let mut wide = stream.linear(first, x)?;
+    threads::for_rows(stream.effort.threads, &mut wide, 1, 1, |_, values| gelu(values));
+    stream.linear(second, &wide)
 }
 
 /// Adds to every patch the learned positions around its place, by their shares.
@@ -245,10 +229,6 @@ fn rotate(x: &mut [f32], hidden: usize, width: usize, places: &[[usize; 2]]) {
     let angle =
         |row: usize, pair: usize| places[row][pair / quarter] as f32 * frequencies[pair % quarter];
     rotate_half(x, hidden, 2 * quarter, 1.0, angle);
-}
-
-fn add(x: &mut [f32], branch: &[f32]) {
-    x.iter_mut().zip(branch).for_each(|(x, branch)| *x += branch);
 }
 
 #[cfg(test)]

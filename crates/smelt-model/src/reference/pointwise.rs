@@ -1,4 +1,4 @@
-//! Applies what looks at one row or one element at a time: norms, softmax, GELU, SiLU, rotation.
+//! Applies what looks at one row or one element at a time: norms, sums, softmax, GELU, SiLU, rotation.
 //!
 //! Sums and transcendental functions are taken in f64 and rounded once.  Reads no files.
 
@@ -29,6 +29,11 @@ pub(super) fn rms_norm(x: &mut [f32], weight: &[f32], eps: f32) {
             *x = (f64::from(*x) * scale * f64::from(*weight)) as f32;
         }
     }
+}
+
+/// `x + branch`, in place.
+pub(super) fn add(x: &mut [f32], branch: &[f32]) {
+    x.iter_mut().zip(branch).for_each(|(x, branch)| *x += branch);
 }
 
 /// Softmax of `scale * row` over its first `visible` entries; the rest become zero.
@@ -102,6 +107,12 @@ pub(super) fn gelu_tanh(x: f32) -> f32 {
     let x = f64::from(x);
     let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
     (x / (1.0 + exp(-2.0 * inner))) as f32
+}
+
+/// `x * sigmoid(1.702 x)`, the quick GELU.
+pub(super) fn quick_gelu(x: f32) -> f32 {
+    let x = f64::from(x);
+    (x / (1.0 + exp(-1.702 * x))) as f32
 }
 
 /// Elements whose series are summed side by side, so that the loop runs in vector registers.

@@ -4,7 +4,7 @@
 //! its tokens.
 
 use super::attention::{Heads, Projection, attend};
-use super::pointwise::{gelu_tanh, layer_norm};
+use super::pointwise::{add, gelu_tanh};
 use super::stream::Stream;
 use super::tiles::{each_tile, shuffle, unfold};
 use super::{ReferenceError, threads};
@@ -42,7 +42,7 @@ fn tile_embeds(
         add(&mut x, &branch);
         stream.note(&name, &x);
     }
-    let x = normed(stream, tower, LAST_NORM, &x)?;
+    let x = stream.layer_normed(LAST_NORM, tower.eps, &x)?;
     stream.product(PROJECTION, &shuffle(&x, tower.grid(), tower.hidden, tower.shuffle))
 }
 
@@ -53,7 +53,7 @@ fn attention(
     name: &str,
     x: &[f32],
 ) -> Result<Vec<f32>, ReferenceError> {
-    let y = normed(stream, tower, &format!("{name}.layer_norm1"), x)?;
+    let y = stream.layer_normed(&format!("{name}.layer_norm1"), tower.eps, x)?;
     let mut project = |part: &str| stream.linear(&format!("{name}.self_attn.{part}_proj"), &y);
     let (q, k, v) = (project("q")?, project("k")?, project("v")?);
     let part = |values| Projection { values, stride: tower.hidden };
@@ -71,27 +71,10 @@ fn mlp(
     name: &str,
     x: &[f32],
 ) -> Result<Vec<f32>, ReferenceError> {
-    let y = normed(stream, tower, &format!("{name}.layer_norm2"), x)?;
+    let y = stream.layer_normed(&format!("{name}.layer_norm2"), tower.eps, x)?;
     let mut wide = stream.linear(&format!("{name}.mlp.fc1"), &y)?;
     threads::for_rows(stream.effort.threads, &mut wide, 1, 1, |_, values| {
         values.iter_mut().for_each(|value| *value = gelu_tanh(*value));
     });
     stream.linear(&format!("{name}.mlp.fc2"), &wide)
-}
-
-fn normed(
-    stream: &Stream<'_>,
-    tower: &Tower,
-    name: &str,
-    x: &[f32],
-) -> Result<Vec<f32>, ReferenceError> {
-    let weight = stream.vector(&format!("{name}.weight"))?;
-    let bias = stream.vector(&format!("{name}.bias"))?;
-    let mut normed = x.to_vec();
-    layer_norm(&mut normed, &weight, &bias, tower.eps);
-    Ok(normed)
-}
-
-fn add(x: &mut [f32], branch: &[f32]) {
-    x.iter_mut().zip(branch).for_each(|(x, branch)| *x += branch);
 }

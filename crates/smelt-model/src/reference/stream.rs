@@ -8,6 +8,7 @@ use std::thread;
 
 use super::matmul::{Panels, ROWS, Target, View};
 use super::peaks::Peaks;
+use super::pointwise::layer_norm;
 use super::{Effort, ReferenceError, threads};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 
@@ -51,6 +52,20 @@ impl<'a> Stream<'a> {
         let rows = x.len() / self.depth(weight)?;
         let out = vec![0.0; rows * self.ckpt.shape(weight)?[0]];
         self.add_product(weight, x, out)
+    }
+
+    /// The rows `x` normed by the LayerNorm `name`.
+    pub(super) fn layer_normed(
+        &self,
+        name: &str,
+        eps: f32,
+        x: &[f32],
+    ) -> Result<Vec<f32>, ReferenceError> {
+        let weight = self.vector(&format!("{name}.weight"))?;
+        let bias = self.vector(&format!("{name}.bias"))?;
+        let mut normed = x.to_vec();
+        layer_norm(&mut normed, &weight, &bias, eps);
+        Ok(normed)
     }
 
     /// Length of one row of a tensor, dimensions after the first flattened.

@@ -4,7 +4,7 @@
 //! the width of its tokens.
 
 use super::attention::{Heads, Projection, attend};
-use super::pointwise::{gelu, layer_norm, rms_norm};
+use super::pointwise::{gelu, rms_norm};
 use super::stream::Stream;
 use super::tiles::{each_tile, shuffle, unfold};
 use super::{Effort, ReferenceError, threads};
@@ -40,7 +40,7 @@ fn tile_embeds(
         stream.note(&name, &x);
     }
     let shuffled = shuffle(&x[vit.hidden..], vit.grid(), vit.hidden, SHUFFLE);
-    project(stream, shuffled)
+    project(stream, &shuffled)
 }
 
 /// The class embedding and one row per patch, each plus its position: `[1 + patches, hidden]`.
@@ -126,14 +126,11 @@ fn normed(
     name: &str,
     x: &[f32],
 ) -> Result<Vec<f32>, ReferenceError> {
-    let weight = stream.vector(&format!("{name}.weight"))?;
-    let mut normed = x.to_vec();
-    if vit.rms_norm {
-        rms_norm(&mut normed, &weight, vit.eps);
-        return Ok(normed);
+    if !vit.rms_norm {
+        return stream.layer_normed(name, vit.eps, x);
     }
-    let bias = stream.vector(&format!("{name}.bias"))?;
-    layer_norm(&mut normed, &weight, &bias, vit.eps);
+    let mut normed = x.to_vec();
+    rms_norm(&mut normed, &stream.vector(&format!("{name}.weight"))?, vit.eps);
     Ok(normed)
 }
 
@@ -151,9 +148,8 @@ fn add_scaled(x: &mut [f32], branch: &[f32], scale: &[f32]) {
 }
 
 /// `mlp1`: LayerNorm, linear, GELU, linear.
-fn project(stream: &mut Stream<'_>, mut x: Vec<f32>) -> Result<Vec<f32>, ReferenceError> {
-    let (weight, bias) = (stream.vector("mlp1.0.weight")?, stream.vector("mlp1.0.bias")?);
-    layer_norm(&mut x, &weight, &bias, PROJECTOR_EPS);
+fn project(stream: &mut Stream<'_>, x: &[f32]) -> Result<Vec<f32>, ReferenceError> {
+    let x = stream.layer_normed("mlp1.0", PROJECTOR_EPS, x)?;
     let mut x = stream.linear("mlp1.1", &x)?;
     activate(&mut x, stream.effort);
     stream.linear("mlp1.3", &x)
