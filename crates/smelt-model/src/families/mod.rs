@@ -4,12 +4,10 @@
 //! its sizes, its tensors, how its checkpoints name them.  Adding one is that file and a row here; of a family
 //! that sees, its tower is a row of [`Vision`], too.  What all models of a family share is in `smelt-family`.
 
-use serde::Deserialize;
 use serde_json::Value;
 pub use smelt_family::TowerInput;
 
-use crate::config::{ConfigProblem, List, Scope};
-use crate::decoder;
+use crate::config::{ConfigProblem, List};
 use crate::grid::{Grid, GridError, Patching};
 use crate::model::Model;
 use crate::synthetic;
@@ -24,6 +22,7 @@ mod layout_tests;
 pub mod qwen2_5_vl;
 pub mod qwen2_vl;
 pub mod qwen3_vl;
+mod qwen_vl;
 pub mod smolvlm;
 mod text;
 mod tower;
@@ -191,71 +190,6 @@ fn supported() -> String {
     let mut words: Vec<String> = ALL.iter().map(|family| (family.words)()).collect();
     words.dedup();
     words.join("; ")
-}
-
-/// The decoder's fields of a Qwen-VL configuration and where they are: an object of their own, or
-/// the top of the file.
-fn text_fields(config: Config<'_>) -> Result<(decoder::Fields, Scope), ConfigProblem> {
-    match config.tree.get("text_config") {
-        Some(text) => Ok((decoder::Fields::deserialize(text).map_err(unreadable)?, NESTED)),
-        None => Ok((config.fields()?, Scope(""))),
-    }
-}
-
-const NESTED: Scope = Scope("text_config");
-
-/// The one stored name of a Qwen-VL tensor where the tower's begin with `visual` and the decoder's
-/// with `text`; the head stands alone.
-fn vl_names(name: &str, visual: &str, text: &str) -> Vec<String> {
-    let place = |start: &str, here: &str| Some(format!("{here}{}", name.strip_prefix(start)?));
-    let stored = place("language_model.model.", text)
-        .or_else(|| place("language_model.", ""))
-        .or_else(|| place("model.visual.", visual))
-        .or_else(|| place("visual.", visual));
-    vec![stored.unwrap_or_else(|| name.to_owned())]
-}
-
-/// What a deployment of a Qwen-VL model cuts pictures for.
-fn vl_input(Patching { patch, merge, frames, .. }: Patching) -> TowerInput {
-    TowerInput::Patches { patch, merge, frames }
-}
-
-/// Refuses a Qwen-VL tower whose heads do not share its width in whole pairs for rows and columns,
-/// or whose image tokens are not as wide as the decoder's.
-fn vl_sizes(
-    scope: Scope,
-    [hidden, heads]: [usize; 2],
-    [out, width]: [usize; 2],
-) -> Result<(), ConfigProblem> {
-    if !hidden.is_multiple_of(heads * 4) {
-        let rule = "the heads must share it, each a multiple of 4";
-        return scope.bad("hidden_size", hidden, rule);
-    }
-    if out != width {
-        return scope.bad("out_hidden_size", out, "it must be the hidden_size of the decoder");
-    }
-    Ok(())
-}
-
-/// Mean and deviation of synthetic weights of a Qwen-VL model whose tower has so many layers: of the tower, and of the
-/// norm before a head that is tied.
-fn vl_noise(name: &str, shape: &[usize], layers: usize) -> Option<[f64; 2]> {
-    if name == "model.norm.weight" || name == "model.language_model.norm.weight" {
-        // The head is the embedding: logits of deviation 3, as untied heads give.
-        let scale = 3.0 / (synthetic::EMBEDDING * (shape[0] as f64).sqrt());
-        return Some([scale, 0.03 * scale]);
-    }
-    let (_, tower) = name.split_once("visual.")?;
-    let is = |endings: &[&str]| endings.iter().any(|ending| tower.ends_with(ending));
-    if is(&["norm.weight", "ln_q.weight"]) {
-        Some([1.0, 0.03])
-    } else if is(&["pos_embed.weight"]) {
-        Some([0.0, 0.2])
-    } else if is(&["attn.proj.weight", "mlp.down_proj.weight", "mlp.linear_fc2.weight"]) {
-        Some([0.0, unscaled(layers, shape)])
-    } else {
-        None
-    }
 }
 
 /// The deviation of what ends a branch where no layer scales it as InternViT's do: all blocks together add about what

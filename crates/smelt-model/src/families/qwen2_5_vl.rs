@@ -8,13 +8,10 @@
 use serde::Deserialize;
 use smelt_family::{ModelFamily, TowerInput};
 
-use super::{
-    Config, FamilyEntry, Vision, VisionTower, text_fields, vl_input, vl_names, vl_noise, vl_sizes,
-};
+use super::{Config, FamilyEntry, Vision, VisionTower, qwen_vl};
 use crate::config::{ConfigProblem, List, Scope};
-use crate::decoder;
 use crate::grid::Patching;
-use crate::model::{Layout, Model};
+use crate::model::Model;
 use crate::synthetic;
 
 /// The model class.
@@ -73,7 +70,7 @@ impl VisionTower for Tower {
     }
 
     fn input(&self) -> Option<TowerInput> {
-        Some(vl_input(self.patching))
+        Some(qwen_vl::input(self.patching))
     }
 
     fn places_per_second(&self) -> Option<u32> {
@@ -81,7 +78,7 @@ impl VisionTower for Tower {
     }
 
     fn noise(&self, name: &str, shape: &[usize]) -> Option<[f64; 2]> {
-        vl_noise(name, shape, self.layers)
+        qwen_vl::noise(name, shape, self.layers)
     }
 }
 
@@ -97,17 +94,6 @@ impl Tower {
         list.linear(&format!("{block}.mlp.down_proj"), hidden, intermediate);
     }
 }
-
-/// What is published; what transformers 5 holds in memory, and some tools write; the canonical
-/// names of the decoder.
-const LAYOUTS: &[Layout] = &[
-    Layout { sources: |name| vl_names(name, "visual.", "model."), ..Layout::CANONICAL },
-    Layout {
-        sources: |name| vl_names(name, "model.visual.", "model.language_model."),
-        ..Layout::CANONICAL
-    },
-    Layout::CANONICAL,
-];
 
 /// The fields of `vision_config` that matter here; others are free.
 #[derive(Deserialize)]
@@ -137,9 +123,6 @@ impl Fields {
     }
 }
 
-/// Colour channels where no field names them.
-const RGB: usize = 3;
-
 #[derive(Deserialize)]
 struct File {
     vision_config: Fields,
@@ -157,27 +140,19 @@ pub(super) const FAMILY: FamilyEntry = FamilyEntry {
 
 fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let File { vision_config } = config.fields()?;
-    let (text, scope) = text_fields(config)?;
-    let qwen2 = decoder::DecoderFamily::named("qwen2").expect("Qwen2 is a family of decoders");
-    let llm = text.decoder(qwen2, scope)?;
-    let contiguous = llm.rope.sections.is_some_and(|sections| !sections.is_interleaved);
-    let found = if llm.rope.sections.is_some() { "interleaved" } else { "missing" };
-    scope.only("mrope_section", found, "three numbers, not interleaved", contiguous)?;
+    let llm = qwen_vl::decoder(config, "qwen2", false)?;
     let tower = tower(&vision_config, llm.hidden)?;
     let vision = Some(Vision::Qwen25(tower));
     let family = ModelFamily::QWEN2_5_VL.name();
-    Ok(Model { family, vision, llm: Some(llm), encoder: None, layouts: LAYOUTS })
+    Ok(Model { family, vision, llm: Some(llm), encoder: None, layouts: qwen_vl::LAYOUTS })
 }
 
 fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {
     let act = &fields.hidden_act;
     VISION.only("hidden_act", act, "silu", act == "silu")?;
-    let patching = Patching {
-        patch: VISION.size("patch_size", fields.patch_size)?,
-        merge: VISION.size("spatial_merge_size", fields.spatial_merge_size)?,
-        frames: VISION.size("temporal_patch_size", fields.temporal_patch_size)?,
-        channels: VISION.size("in_chans", fields.in_chans.or(fields.in_channels).unwrap_or(RGB))?,
-    };
+    let channels = fields.in_chans.or(fields.in_channels).unwrap_or(qwen_vl::RGB);
+    let sides = [fields.patch_size, fields.spatial_merge_size, fields.temporal_patch_size];
+    let patching = qwen_vl::patching(VISION, sides, ("in_chans", channels))?;
     let tower = Tower {
         patching,
         hidden: VISION.size("hidden_size", fields.hidden_size)?,
@@ -189,7 +164,8 @@ fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {
         full_attention: fields.fullatt_block_indexes.clone(),
         places_per_second: fields.tokens_per_second,
     };
-    vl_sizes(VISION, [tower.hidden, tower.heads], [fields.out_hidden_size, width])?;
+    let (hidden, out) = (tower.hidden, fields.out_hidden_size);
+    qwen_vl::sizes(VISION, ("hidden_size", hidden, tower.heads), ("out_hidden_size", out, width))?;
     if tower.window * patching.patch * patching.merge != fields.window_size {
         let rule = "it must be a multiple of patch_size times spatial_merge_size";
         return VISION.bad("window_size", fields.window_size, rule);
@@ -206,6 +182,7 @@ mod tests {
 
     use super::super::golden::{Golden, check_refusal, parameters};
     use super::*;
+    use crate::decoder;
 
     const GOLDEN: Golden = Golden("qwen2_5_vl-tiny");
 

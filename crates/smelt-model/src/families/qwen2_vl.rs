@@ -7,13 +7,10 @@
 use serde::Deserialize;
 use smelt_family::{ModelFamily, TowerInput};
 
-use super::{
-    Config, FamilyEntry, Vision, VisionTower, text_fields, unscaled, vl_input, vl_names, vl_noise,
-};
+use super::{Config, FamilyEntry, Vision, VisionTower, qwen_vl, unscaled};
 use crate::config::{ConfigProblem, List, Scope};
-use crate::decoder;
 use crate::grid::Patching;
-use crate::model::{Layout, Model};
+use crate::model::Model;
 
 mod synthetic;
 
@@ -67,14 +64,14 @@ impl VisionTower for Tower {
     }
 
     fn input(&self) -> Option<TowerInput> {
-        Some(vl_input(self.patching))
+        Some(qwen_vl::input(self.patching))
     }
 
     fn noise(&self, name: &str, shape: &[usize]) -> Option<[f64; 2]> {
         if name.ends_with("mlp.fc2.weight") {
             return Some([0.0, unscaled(self.layers, shape)]);
         }
-        vl_noise(name, shape, self.layers)
+        qwen_vl::noise(name, shape, self.layers)
     }
 }
 
@@ -89,17 +86,6 @@ impl Tower {
         list.linear(&format!("{block}.mlp.fc2"), hidden, intermediate);
     }
 }
-
-/// What is published; what transformers 5 holds in memory, and some tools write; the canonical
-/// names of the decoder.
-const LAYOUTS: &[Layout] = &[
-    Layout { sources: |name| vl_names(name, "visual.", "model."), ..Layout::CANONICAL },
-    Layout {
-        sources: |name| vl_names(name, "model.visual.", "model.language_model."),
-        ..Layout::CANONICAL
-    },
-    Layout::CANONICAL,
-];
 
 /// The fields of `vision_config` that matter here; others are free.
 #[derive(Deserialize)]
@@ -129,9 +115,6 @@ impl Fields {
 
 const QUICK_GELU: &str = "quick_gelu";
 
-/// Colour channels where no field names them.
-const RGB: usize = 3;
-
 #[derive(Deserialize)]
 struct File {
     vision_config: Fields,
@@ -149,15 +132,10 @@ pub(super) const FAMILY: FamilyEntry = FamilyEntry {
 
 fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let File { vision_config } = config.fields()?;
-    let (text, scope) = text_fields(config)?;
-    let qwen2 = decoder::DecoderFamily::named("qwen2").expect("Qwen2 is a family of decoders");
-    let llm = text.decoder(qwen2, scope)?;
-    let contiguous = llm.rope.sections.is_some_and(|sections| !sections.is_interleaved);
-    let found = if llm.rope.sections.is_some() { "interleaved" } else { "missing" };
-    scope.only("mrope_section", found, "three numbers, not interleaved", contiguous)?;
+    let llm = qwen_vl::decoder(config, "qwen2", false)?;
     let vision = Some(Vision::Qwen2(tower(&vision_config, llm.hidden)?));
     let family = ModelFamily::QWEN2_VL.name();
-    Ok(Model { family, vision, llm: Some(llm), encoder: None, layouts: LAYOUTS })
+    Ok(Model { family, vision, llm: Some(llm), encoder: None, layouts: qwen_vl::LAYOUTS })
 }
 
 fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {
@@ -166,28 +144,19 @@ fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {
     let hidden = VISION.size("embed_dim", fields.embed_dim)?;
     // As Python's `int` cuts it off; what is no number becomes 0 and is refused.
     let intermediate = (hidden as f64 * fields.mlp_ratio) as usize;
+    let channels = fields.in_chans.or(fields.in_channels).unwrap_or(qwen_vl::RGB);
+    let sides = [fields.patch_size, fields.spatial_merge_size, fields.temporal_patch_size];
+    let patching = qwen_vl::patching(VISION, sides, ("in_chans", channels))?;
     let tower = Tower {
-        patching: Patching {
-            patch: VISION.size("patch_size", fields.patch_size)?,
-            merge: VISION.size("spatial_merge_size", fields.spatial_merge_size)?,
-            frames: VISION.size("temporal_patch_size", fields.temporal_patch_size)?,
-            channels: VISION
-                .size("in_chans", fields.in_chans.or(fields.in_channels).unwrap_or(RGB))?,
-        },
+        patching,
         hidden,
         layers: VISION.layers("depth", fields.depth)?,
         heads: VISION.size("num_heads", fields.num_heads)?,
         intermediate: VISION.size("embed_dim times mlp_ratio", intermediate)?,
         width,
     };
-    if !tower.hidden.is_multiple_of(tower.heads * 4) {
-        let rule = "the heads must share it, each a multiple of 4";
-        return VISION.bad("embed_dim", tower.hidden, rule);
-    }
-    if fields.hidden_size != width {
-        let rule = "it must be the hidden_size of the decoder";
-        return VISION.bad("hidden_size", fields.hidden_size, rule);
-    }
+    let (hidden, out) = (tower.hidden, fields.hidden_size);
+    qwen_vl::sizes(VISION, ("embed_dim", hidden, tower.heads), ("hidden_size", out, width))?;
     Ok(tower)
 }
 
@@ -195,6 +164,7 @@ fn tower(fields: &Fields, width: usize) -> Result<Tower, ConfigProblem> {
 mod tests {
     use super::super::golden::{Golden, check_refusal, parameters};
     use super::*;
+    use crate::decoder;
 
     const GOLDEN: Golden = Golden("qwen2_vl-tiny");
 

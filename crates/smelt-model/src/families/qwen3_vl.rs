@@ -9,11 +9,9 @@
 use serde::Deserialize;
 use smelt_family::{ModelFamily, TowerInput};
 
-use super::{
-    Config, FamilyEntry, Vision, VisionTower, text_fields, vl_input, vl_names, vl_noise, vl_sizes,
-};
+use super::{Config, FamilyEntry, Vision, VisionTower, qwen_vl};
 use crate::config::{ConfigProblem, List, Scope};
-use crate::decoder::{self, Decoder};
+use crate::decoder::Decoder;
 use crate::grid::Patching;
 use crate::model::{Layout, Model};
 use crate::synthetic;
@@ -77,11 +75,11 @@ impl VisionTower for Tower {
     }
 
     fn input(&self) -> Option<TowerInput> {
-        Some(vl_input(self.patching))
+        Some(qwen_vl::input(self.patching))
     }
 
     fn noise(&self, name: &str, shape: &[usize]) -> Option<[f64; 2]> {
-        vl_noise(name, shape, self.layers)
+        qwen_vl::noise(name, shape, self.layers)
     }
 }
 
@@ -108,10 +106,10 @@ impl Tower {
 /// tools write; the canonical names of the decoder.
 const LAYOUTS: &[Layout] = &[
     Layout {
-        sources: |name| vl_names(name, "model.visual.", "model.language_model."),
+        sources: |name| qwen_vl::names(name, "model.visual.", "model.language_model."),
         ..Layout::CANONICAL
     },
-    Layout { sources: |name| vl_names(name, "visual.", "model."), ..Layout::CANONICAL },
+    Layout { sources: |name| qwen_vl::names(name, "visual.", "model."), ..Layout::CANONICAL },
     Layout::CANONICAL,
 ];
 
@@ -154,12 +152,7 @@ pub(super) const FAMILY: FamilyEntry = FamilyEntry {
 
 fn read(config: Config<'_>) -> Result<Model, ConfigProblem> {
     let File { vision_config } = config.fields()?;
-    let (text, scope) = text_fields(config)?;
-    let qwen3 = decoder::DecoderFamily::named("qwen3").expect("Qwen3 is a family of decoders");
-    let mut llm = text.decoder(qwen3, scope)?;
-    let interleaved = llm.rope.sections.is_some_and(|sections| sections.is_interleaved);
-    let found = if llm.rope.sections.is_some() { "not interleaved" } else { "missing" };
-    scope.only("mrope_section", found, "three numbers, interleaved", interleaved)?;
+    let mut llm = qwen_vl::decoder(config, "qwen3", true)?;
     let tower = tower(&vision_config, &llm)?;
     llm.deepstack = tower.deepstack.len();
     let vision = Some(Vision::Qwen3(tower));
@@ -171,13 +164,9 @@ fn tower(fields: &Fields, llm: &Decoder) -> Result<Tower, ConfigProblem> {
     let act = &fields.hidden_act;
     VISION.only("hidden_act", act, "gelu_pytorch_tanh", act == "gelu_pytorch_tanh")?;
     let positions = VISION.size("num_position_embeddings", fields.num_position_embeddings)?;
+    let sides = [fields.patch_size, fields.spatial_merge_size, fields.temporal_patch_size];
     let tower = Tower {
-        patching: Patching {
-            patch: VISION.size("patch_size", fields.patch_size)?,
-            merge: VISION.size("spatial_merge_size", fields.spatial_merge_size)?,
-            frames: VISION.size("temporal_patch_size", fields.temporal_patch_size)?,
-            channels: VISION.size("in_channels", fields.in_channels)?,
-        },
+        patching: qwen_vl::patching(VISION, sides, ("in_channels", fields.in_channels))?,
         hidden: VISION.size("hidden_size", fields.hidden_size)?,
         layers: VISION.layers("depth", fields.depth)?,
         heads: VISION.size("num_heads", fields.num_heads)?,
@@ -186,7 +175,12 @@ fn tower(fields: &Fields, llm: &Decoder) -> Result<Tower, ConfigProblem> {
         positions_side: positions.isqrt(),
         deepstack: fields.deepstack_visual_indexes.clone(),
     };
-    vl_sizes(VISION, [tower.hidden, tower.heads], [fields.out_hidden_size, llm.hidden])?;
+    let (hidden, out) = (tower.hidden, fields.out_hidden_size);
+    qwen_vl::sizes(
+        VISION,
+        ("hidden_size", hidden, tower.heads),
+        ("out_hidden_size", out, llm.hidden),
+    )?;
     if tower.positions_side * tower.positions_side != positions {
         return VISION.bad("num_position_embeddings", positions, "it must be a square");
     }
@@ -213,6 +207,7 @@ fn check_deepstack(tower: &Tower, llm: &Decoder) -> Result<(), ConfigProblem> {
 mod tests {
     use super::super::golden::{Golden, check_refusal, parameters};
     use super::*;
+    use crate::decoder;
 
     const GOLDEN: Golden = Golden("qwen3_vl-tiny");
 
