@@ -7,7 +7,7 @@
 use smelt_onnx::{Dim, ElementType, Graph, GraphBuilder, Initializer, Value};
 
 use super::ExportError;
-use super::layers::{Heads, SequenceLayout, activate, hiding, linear, norm};
+use super::layers::{Heads, SequenceLayout, activate, encoder_layer, hiding, norm};
 use super::positions::resampled;
 use super::weights::WeightStream;
 use crate::families::clip::{ClipText, ClipVision, End, Tower};
@@ -190,19 +190,8 @@ fn layers(
 ) -> Value {
     for layer in 0..tower.layers {
         let name = format!("{part}.encoder.layers.{layer}");
-        g.scope(&format!("layers.{layer}/attention"));
-        let normed = norm(g, &x, &format!("{name}.layer_norm1"), tower.eps);
-        let names = ["q_proj", "k_proj", "v_proj", "out_proj"];
-        let [q, k, v, out] = names.map(|linear| format!("{name}.self_attn.{linear}"));
-        let branch = heads.attention(g, &normed, [&q, &k, &v], &out, mask);
-        x = g.add(&x, &branch);
-
-        g.scope(&format!("layers.{layer}/mlp"));
-        let normed = norm(g, &x, &format!("{name}.layer_norm2"), tower.eps);
-        let wide = linear(g, &normed, &format!("{name}.mlp.fc1"));
-        let wide = activate(g, &wide, tower.act);
-        let branch = linear(g, &wide, &format!("{name}.mlp.fc2"));
-        x = g.add(&x, &branch);
+        let act = |g: &mut GraphBuilder, x: &str| activate(g, x, tower.act);
+        x = encoder_layer(g, heads, (&name, layer), tower.eps, act, &x, mask);
     }
     x
 }

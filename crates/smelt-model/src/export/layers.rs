@@ -90,6 +90,43 @@ impl Heads {
     }
 }
 
+/// One layer of CLIP's kind, whose tensors' names begin with `name`: attention and MLP, each normed before and added to
+/// the rows `x`.
+pub(super) fn encoder_layer(
+    g: &mut GraphBuilder,
+    heads: &mut Heads,
+    (name, layer): (&str, usize),
+    eps: f32,
+    act: impl FnOnce(&mut GraphBuilder, &str) -> Value,
+    x: &str,
+    mask: Option<&str>,
+) -> Value {
+    g.scope(&format!("layers.{layer}/attention"));
+    let normed = norm(g, x, &format!("{name}.layer_norm1"), eps);
+    let names = ["q_proj", "k_proj", "v_proj", "out_proj"];
+    let [q, k, v, out] = names.map(|linear| format!("{name}.self_attn.{linear}"));
+    let branch = heads.attention(g, &normed, [&q, &k, &v], &out, mask);
+    let x = g.add(x, &branch);
+
+    g.scope(&format!("layers.{layer}/mlp"));
+    let normed = norm(g, &x, &format!("{name}.layer_norm2"), eps);
+    let wide = linear(g, &normed, &format!("{name}.mlp.fc1"));
+    let wide = act(g, &wide);
+    let branch = linear(g, &wide, &format!("{name}.mlp.fc2"));
+    g.add(&x, &branch)
+}
+
+/// [tiles · grid², width] -> [tiles · tokens, side² · width]: each square of `side` by `side` patches becomes one row,
+/// in which they lie row by row.
+pub(super) fn pixel_shuffle(g: &mut GraphBuilder, x: &str, [grid, width, side]: [i64; 3]) -> Value {
+    let tokens = grid / side;
+    let x = g.reshape(x, &[-1, grid, tokens, side * width]);
+    let x = g.transpose(&x, &[0, 2, 1, 3]);
+    let x = g.reshape(&x, &[-1, tokens, tokens, side * side * width]);
+    let x = g.transpose(&x, &[0, 2, 1, 3]);
+    g.reshape(&x, &[-1, side * side * width])
+}
+
 /// The two sizes of `ids` and then `more`, as a list.
 fn sizes_and(g: &mut GraphBuilder, ids: &str, more: &[i64]) -> Value {
     let (sizes, more) = (g.sizes(ids, &[0, 1]), g.list(more));

@@ -12,6 +12,7 @@ use super::{ExportError, HIDDEN_SCORE};
 use crate::families::qwen2_5_vl::{NORM_EPS, Tower};
 use crate::grid::{Lattice, Windows, rotary};
 
+/// Qwen2-VL's, too.
 pub(super) const PATCH_WEIGHT: &str = "visual.patch_embed.proj.weight";
 const ORDER: &str = "/grid/order";
 const PLACES: &str = "/grid/places";

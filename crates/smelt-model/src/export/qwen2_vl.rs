@@ -8,6 +8,7 @@ use smelt_onnx::{Dim, Graph, GraphBuilder, Initializer, Value};
 use super::ExportError;
 use super::layers::norm;
 use super::patches::{AttentionMask, Heads, TABLES, attention, linear};
+use super::qwen2_5_vl::PATCH_WEIGHT;
 use super::weights::WeightStream;
 use crate::families::qwen2_vl::{NORM_EPS, Tower};
 use crate::grid::{Lattice, rotary};
@@ -28,7 +29,7 @@ pub(super) fn graph(
     let dims = [rows, tower.patching.values()].map(Dim::Fixed);
     let pixels = g.input("pixel_values", dims.to_vec());
     g.scope("patch_embed");
-    let mut x = g.product(&pixels, "visual.patch_embed.proj.weight");
+    let mut x = g.product(&pixels, PATCH_WEIGHT);
     let heads = Heads { hidden: tower.hidden, heads: tower.heads, rows };
     for layer in 0..tower.layers {
         x = block(&mut g, &heads, layer, &x);

@@ -5,7 +5,7 @@
 
 use smelt_onnx::{Dim, ElementType, Graph, GraphBuilder, Initializer, Value};
 
-use super::layers::{Heads, SequenceLayout, linear, norm};
+use super::layers::{Heads, SequenceLayout, encoder_layer, norm, pixel_shuffle};
 use crate::families::smolvlm::{
     LAST_NORM, PATCH_BIAS, PATCH_WEIGHT, POSITIONS, PROJECTION, Tower, layer_name,
 };
@@ -35,11 +35,14 @@ pub(super) fn graph(tower: &Tower, element_type: ElementType, weights: Vec<Initi
     let mut heads = Heads::new(tower.hidden, tower.heads, SequenceLayout::Fixed(patches));
     let mut x = embeddings(&mut g, tower, &pixels);
     for layer in 0..tower.layers {
-        x = encoder_layer(&mut g, tower, &mut heads, layer, &x);
+        let (name, act) = (layer_name(layer), GraphBuilder::gelu_tanh);
+        x = encoder_layer(&mut g, &mut heads, (&name, layer), tower.eps, act, &x, None);
     }
     g.scope("connector");
     let x = norm(&mut g, &x, LAST_NORM, tower.eps);
-    let x = pixel_shuffle(&mut g, tower, &x);
+    // `Idefics3Connector.pixel_shuffle`.
+    let sizes = [tower.grid(), tower.hidden, tower.shuffle].map(|size| size as i64);
+    let x = pixel_shuffle(&mut g, &x, sizes);
     let x = g.product(&x, PROJECTION);
     let (tokens, width) = (tower.tokens(), tower.width);
     let embeds = g.reshape(&x, &[-1, tokens as i64, width as i64]);
@@ -73,40 +76,4 @@ fn whole_patches(g: &mut GraphBuilder, tower: &Tower, pixels: &str) -> Option<Va
     let covered = g.list(&[covered as i64]);
     let lines = g.keep_front(pixels, 2, &covered);
     Some(g.keep_front(&lines, 3, &covered))
-}
-
-/// One encoder layer: attention and MLP, each normed before and added to `x`.
-fn encoder_layer(
-    g: &mut GraphBuilder,
-    tower: &Tower,
-    heads: &mut Heads,
-    layer: usize,
-    x: &str,
-) -> Value {
-    let name = layer_name(layer);
-    g.scope(&format!("layers.{layer}/attention"));
-    let normed = norm(g, x, &format!("{name}.layer_norm1"), tower.eps);
-    let names = ["q_proj", "k_proj", "v_proj", "out_proj"];
-    let [q, k, v, out] = names.map(|linear| format!("{name}.self_attn.{linear}"));
-    let branch = heads.attention(g, &normed, [&q, &k, &v], &out, None);
-    let x = g.add(x, &branch);
-
-    g.scope(&format!("layers.{layer}/mlp"));
-    let normed = norm(g, &x, &format!("{name}.layer_norm2"), tower.eps);
-    let wide = linear(g, &normed, &format!("{name}.mlp.fc1"));
-    let wide = g.gelu_tanh(&wide);
-    let branch = linear(g, &wide, &format!("{name}.mlp.fc2"));
-    g.add(&x, &branch)
-}
-
-/// [tiles · patches, hidden] -> [tiles · tokens, shuffle² · hidden]: each square of patches becomes one row
-/// (`Idefics3Connector.pixel_shuffle`).
-fn pixel_shuffle(g: &mut GraphBuilder, tower: &Tower, x: &str) -> Value {
-    let (hidden, side) = (tower.hidden as i64, tower.shuffle as i64);
-    let (grid, tokens) = (tower.grid() as i64, tower.grid() as i64 / side);
-    let x = g.reshape(x, &[-1, grid, tokens, side * hidden]);
-    let x = g.transpose(&x, &[0, 2, 1, 3]);
-    let x = g.reshape(&x, &[-1, tokens, tokens, side * side * hidden]);
-    let x = g.transpose(&x, &[0, 2, 1, 3]);
-    g.reshape(&x, &[-1, side * side * hidden])
 }

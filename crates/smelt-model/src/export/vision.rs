@@ -7,9 +7,10 @@
 use smelt_onnx::{Dim, ElementType, Graph, GraphBuilder, Initializer, Value};
 
 use super::ExportError;
+use super::layers::pixel_shuffle;
 use super::positions::resampled;
 use super::weights::WeightStream;
-use crate::families::internvl3::{InternVl3, PROJECTOR_EPS, Vit};
+use crate::families::internvl3::{InternVl3, PROJECTOR_EPS, SHUFFLE, Vit};
 use crate::grid::Lattice;
 use crate::model::{Model, ModelPart};
 
@@ -193,11 +194,7 @@ impl Tower<'_> {
         g.scope("pixel_shuffle");
         let x = g.reshape(x, &[-1, positions, hidden]);
         let x = g.drop_front(&x, 1, 1);
-        let x = g.reshape(&x, &[-1, grid, grid / 2, 2 * hidden]);
-        let x = g.transpose(&x, &[0, 2, 1, 3]);
-        let x = g.reshape(&x, &[-1, grid / 2, grid / 2, 4 * hidden]);
-        let x = g.transpose(&x, &[0, 2, 1, 3]);
-        g.reshape(&x, &[-1, 4 * hidden])
+        pixel_shuffle(g, &x, [grid, hidden, SHUFFLE as i64])
     }
 
     /// Shuffled rows into the language model's space.
