@@ -78,7 +78,7 @@ pub enum Layout {
     Rows,
     /// Sixteen rows side by side, column after column; a vector is one column.
     Stripes,
-    /// Levels: sixteen rows side by side, four columns of each; I8 or U8 (nibbles).
+    /// Quants: sixteen rows side by side, four columns of each; I8 or U8 (nibbles).
     Quads,
 }
 

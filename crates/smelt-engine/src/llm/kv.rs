@@ -163,7 +163,7 @@ impl Cache {
         let mut end = self.next_place(slot);
         let slot = &mut self.slots[slot];
         slot.ends.extend(position_ids.iter().map(|position_id| {
-            end = position_id.iter().fold(end, |end, position_id| end.max(position_id + 1));
+            end = position_id.iter().fold(end, |end, place| end.max(place + 1));
             end
         }));
         debug_assert!(slot.ends.len() <= slot.blocks.len() * BLOCK);

@@ -90,7 +90,7 @@ fn best<T: Copy>(choices: &[(T, f64)]) -> T {
     choice
 }
 
-/// Levels of 4 bits in groups of 32.
+/// Quants of 4 bits in groups of 32.
 struct Weight {
     shape: [usize; 2],
     quants: Vec<u8>,

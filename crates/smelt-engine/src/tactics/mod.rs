@@ -77,15 +77,15 @@ impl MachineFacts {
     }
 }
 
-/// `quant type size` of each cache in the kernel's folder; none where it does not tell.
+/// `level type size` of each cache in the kernel's folder; none where it does not tell.
 fn caches(folder: &Path) -> Vec<String> {
     let read = |index: usize, name: &str| {
         let text = fs::read_to_string(folder.join(format!("index{index}/{name}"))).ok()?;
         Some(text.trim().to_owned())
     };
     let cache = |index| {
-        let [quant, kind, size] = ["level", "type", "size"].map(|name| read(index, name));
-        Some(format!("L{} {} {}", quant?, kind?, size?))
+        let [level, kind, size] = ["level", "type", "size"].map(|name| read(index, name));
+        Some(format!("L{} {} {}", level?, kind?, size?))
     };
     (0..).map_while(cache).collect()
 }
@@ -273,10 +273,10 @@ mod tests {
     #[test]
     fn caches_are_read_from_the_kernels_folder() {
         let dir = tempfile::tempdir().unwrap();
-        for (index, quant, kind, size) in [(0, "1", "Data", "48K"), (1, "2", "Unified", "1M")] {
+        for (index, level, kind, size) in [(0, "1", "Data", "48K"), (1, "2", "Unified", "1M")] {
             let folder = dir.path().join(format!("index{index}"));
             fs::create_dir(&folder).unwrap();
-            for (name, text) in [("level", quant), ("type", kind), ("size", size)] {
+            for (name, text) in [("level", level), ("type", kind), ("size", size)] {
                 fs::write(folder.join(name), format!("{text}\n")).unwrap();
             }
         }

@@ -1,6 +1,6 @@
 //! Multiplies out rows of packed weights.
 //!
-//! Levels and what belongs to their groups are read some rows at a time, scales and minima that are
+//! Quants and what belongs to their groups are read some rows at a time, scales and minima that are
 //! products are made, and rows of f32 come out.  Knows nothing of formats.
 
 use std::ops::Range;

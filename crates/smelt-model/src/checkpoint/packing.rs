@@ -406,7 +406,7 @@ fn blocks(
     finder.check(tensor, &[rows, groups * kind.block_bytes()], &[Dtype::U8], "blocks")?;
     if let Some(form) = kind.form() {
         let shape = vec![rows, columns / 2];
-        let quants = Made { suffix: "", dtype: Dtype::U8, shape, recipe: recipe(Take::Levels) };
+        let quants = Made { suffix: "", dtype: Dtype::U8, shape, recipe: recipe(Take::Quants) };
         let beside = form_parts(form, [rows, columns]).into_iter().map(|part| {
             let FormPart { suffix, dtype, shape, take } = part;
             Made { suffix, dtype, shape, recipe: recipe(take) }
@@ -419,7 +419,7 @@ fn blocks(
         _ => (8, Dtype::I8, columns),
     };
     let quants =
-        Made { suffix: "", dtype, shape: vec![rows, row_bytes], recipe: recipe(Take::Levels) };
+        Made { suffix: "", dtype, shape: vec![rows, row_bytes], recipe: recipe(Take::Quants) };
     let shape = if groups == 1 { vec![rows] } else { vec![rows, groups] };
     let scales = Made { suffix: "_scale", dtype: Dtype::F16, shape, recipe: recipe(Take::Scales) };
     let packed = Packed { bits, group: BLOCK, has_zeros: false, order: None, form: None };

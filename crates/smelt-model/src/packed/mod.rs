@@ -2,7 +2,7 @@
 //!
 //! A format's file finds the stored tensors of one weight and checks them (a `Stored`); `present`
 //! makes the canonical tensors of them, a block of rows at a time; `write` goes the other way.
-//! Levels move from word to byte without becoming floats.  Knows tensors and the words of
+//! Quants move from word to byte without becoming floats.  Knows tensors and the words of
 //! `quantization_config`, nothing of models.
 //!
 //! The canonical form of a weight `X` `[out, in]`: 4 bits, `X` U8 `[out, ceil(in/2)]`, the low

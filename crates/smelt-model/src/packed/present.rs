@@ -42,11 +42,11 @@ pub(crate) struct Made {
 /// How rows of a canonical tensor are made.
 #[derive(Debug)]
 pub(crate) enum Recipe {
-    /// Levels moved to their columns: nibbles of two columns a byte, or bytes less 128.
-    Levels {
+    /// Quants moved to their columns: nibbles of two columns a byte, or bytes less 128.
+    Quants {
         /// The stored words.
         words: (Tensor, WordLayout),
-        /// Levels of a row.
+        /// Quants of a row.
         columns: usize,
         /// The column each stored column moves to, if they move.
         places: Option<Arc<[u32]>>,
@@ -96,7 +96,7 @@ pub(crate) fn tensors(stored: Stored, meaning: &Meaning) -> Vec<Made> {
         4 => (Dtype::U8, columns.div_ceil(2)),
         _ => (Dtype::I8, columns),
     };
-    let recipe = Recipe::Levels { words: quants, columns, places };
+    let recipe = Recipe::Quants { words: quants, columns, places };
     let mut all = vec![Made { suffix: "", dtype, shape: vec![rows, row_bytes], recipe }];
     let shape = if groups == 1 { vec![rows] } else { vec![rows, groups] };
     let (scales, is_turned) = scales;
@@ -164,7 +164,7 @@ impl Recipe {
                     *out = channel.to_le_bytes();
                 }
             }
-            Self::Levels { words: (tensor, grid), columns, places } => {
+            Self::Quants { words: (tensor, grid), columns, places } => {
                 let shape = [row_count(tensor, *grid), *columns];
                 let bytes = read_runs(files, tensor, grid.runs(rows, shape))?;
                 let place = |column: usize| {

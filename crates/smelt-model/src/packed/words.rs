@@ -19,7 +19,7 @@ pub(crate) enum Along {
     Columns,
 }
 
-/// How quants lie in words.  Levels past the end of a row or column pad the last word.
+/// How quants lie in words.  Quants past the end of a row or column pad the last word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WordLayout {
     /// Bits of a quant: 4 or 8.
@@ -78,7 +78,7 @@ impl Runs {
 }
 
 impl WordLayout {
-    /// Levels in a word.
+    /// Quants in a word.
     pub(crate) fn per_word(&self) -> usize {
         (u32::BITS / self.bits) as usize
     }

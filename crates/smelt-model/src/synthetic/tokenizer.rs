@@ -1,4 +1,4 @@
-//! Makes the tokenizer of a synthetic model: byte-quant BPE in which every id is some text.
+//! Makes the tokenizer of a synthetic model: byte-level BPE in which every id is some text.
 //!
 //! The first 256 ids are the bytes, the last are the special tokens under their published names,
 //! and what lies between are made-up words, so that any id a model picks can be shown.  There are
@@ -212,7 +212,7 @@ pub(crate) fn special_tokens_json(words: Words) -> String {
     })
 }
 
-/// The text of every id, in the byte-quant alphabet.
+/// The text of every id, in the byte-level alphabet.
 fn vocabulary(words: Words) -> Vec<String> {
     let made_up = words.vocab - words.special.len() - 256;
     let bytes = byte_alphabet().into_iter().map(String::from);
@@ -243,7 +243,7 @@ pub(crate) fn word(n: usize) -> String {
     std::iter::once(SPACE).chain(spoken).collect()
 }
 
-/// The space, in the byte-quant alphabet.
+/// The space, in the byte-level alphabet.
 const SPACE: char = '\u{120}';
 
 const CONSONANTS: [char; 14] =

@@ -106,7 +106,7 @@ fn every_set_computes_the_definition() {
                 kept.shape.kind
             );
             let found = kept.attend(isa, &queries, group, start);
-            // A level may fall on the other side of a half.
+            // A quant may fall on the other side of a half.
             let tolerance = if kept.shape.kind == KvType::Int8 { 2e-3 } else { 2e-6 };
             close(&found, &expect, tolerance, &what);
             if first.is_empty() {

@@ -95,7 +95,7 @@ impl Stored for u16 {
     }
 }
 
-/// Levels, without their scale.
+/// Quants, without their scale.
 impl Stored for i8 {
     #[inline(always)]
     fn load<L: Lanes>(lanes: L, from: &[Self; LANES]) -> L::V {

@@ -5,7 +5,7 @@
 //! serves every processor.  Mapped weights and activations in, f32 out.
 //!
 //! Each output is summed in one order that depends on the weight's columns alone: any path, any
-//! number of threads and any company of other tokens give the same bits.  Levels (4 or 8 bits) are
+//! number of threads and any company of other tokens give the same bits.  Quants (4 or 8 bits) are
 //! multiplied by activations rounded to 8 bits for each token and run of [`RUN`] columns; their
 //! integer sums are exact.  So are quants in the forms of ggml's blocks ([`Blocks`]).  Floats are
 //! multiplied in f32.  Knows nothing of layers or files.
@@ -79,7 +79,7 @@ enum Numbers<'a> {
     Blocks(Blocks<'a>),
 }
 
-/// Levels with what turns them into numbers: `(quant - zero) * scale`.
+/// Quants with what turns them into numbers: `(quant - zero) * scale`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QuantizedStripes<'a> {
     pub(crate) bits: Bits,
@@ -124,7 +124,7 @@ impl<'a> Striped<'a> {
         Self { rows, columns, numbers: Numbers::Floats(numbers) }
     }
 
-    /// Levels of `columns` columns.  Panics where a part is too short: shapes are checked before.
+    /// Quants of `columns` columns.  Panics where a part is too short: shapes are checked before.
     pub(crate) fn quants(quants: QuantizedStripes<'a>, rows: usize, columns: usize) -> Self {
         let stripes = stripes(rows);
         assert_eq!(quants.quants.len(), stripes * quants.bits.stripe_bytes(columns), "levels");
@@ -137,7 +137,7 @@ impl<'a> Striped<'a> {
         Self { rows, columns, numbers: Numbers::Quants(quants) }
     }
 
-    /// Levels in a form of blocks.  Panics where a part is too short: shapes are checked before.
+    /// Quants in a form of blocks.  Panics where a part is too short: shapes are checked before.
     pub(crate) fn blocks(blocks: Blocks<'a>, rows: usize, columns: usize) -> Self {
         blocks.check(rows, columns);
         Self { rows, columns, numbers: Numbers::Blocks(blocks) }

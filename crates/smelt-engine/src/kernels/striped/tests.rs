@@ -95,7 +95,7 @@ fn float_weights(random: &mut Random, rows: usize, columns: usize, kind: usize) 
     Weights { rows, columns, form, wide }
 }
 
-/// Levels with a scale for every `group` columns.
+/// Quants with a scale for every `group` columns.
 fn quantized_weights(
     random: &mut Random,
     [rows, columns, group]: [usize; 3],

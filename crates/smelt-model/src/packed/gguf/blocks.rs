@@ -225,7 +225,7 @@ impl Kind {
     }
 }
 
-/// Levels of 32 elements: `low` has the first 16 in its low nibbles, the others in its high ones;
+/// Quants of 32 elements: `low` has the first 16 in its low nibbles, the others in its high ones;
 /// `fifth`, where there are such, a bit for each element.
 fn halves(low: &[u8], fifth: &[u8], quants: &mut [u8]) {
     for (column, quant) in quants[..BLOCK].iter_mut().enumerate() {
@@ -234,7 +234,7 @@ fn halves(low: &[u8], fifth: &[u8], quants: &mut [u8]) {
     }
 }
 
-/// Levels of 256 elements: 32 bytes of `low` for two groups of 32, of which the first has the low
+/// Quants of 256 elements: 32 bytes of `low` for two groups of 32, of which the first has the low
 /// nibbles; a byte of `fifth`, where there are such, for a column of all eight groups.
 fn pairs_of_groups(low: &[u8], fifth: &[u8], quants: &mut [u8]) {
     for (at, quant) in quants.iter_mut().enumerate() {
@@ -244,7 +244,7 @@ fn pairs_of_groups(low: &[u8], fifth: &[u8], quants: &mut [u8]) {
     }
 }
 
-/// Levels of 256 elements of 6 bits, halves of 128 for themselves: 64 bytes of `low`, whose low nibbles
+/// Quants of 256 elements of 6 bits, halves of 128 for themselves: 64 bytes of `low`, whose low nibbles
 /// come first; 32 of `high`, two bits for the same column of each quarter.
 fn quarters(low: &[u8], high: &[u8], quants: &mut [u8]) {
     for (at, quant) in quants.iter_mut().enumerate() {
@@ -270,7 +270,7 @@ pub(crate) enum Take {
     /// Everything, as it is.
     All,
     /// The quants of blocks, in canonical form: all of them, or their low four bits.
-    Levels,
+    Quants,
     /// What is above four bits of the quants.
     High,
     /// The scales of blocks, f16.
@@ -337,7 +337,7 @@ impl Blocks {
         for (block, out) in blocks.zip(out.chunks_exact_mut(bytes.max(1))) {
             match self.take {
                 Take::All => {}
-                Take::Levels => kind.put_quants(block, out),
+                Take::Quants => kind.put_quants(block, out),
                 Take::High => kind.put_high(block, out),
                 Take::Scales => out.copy_from_slice(&kind.scale(block)),
                 Take::Factors => kind.put_factors(block, out),

@@ -236,7 +236,7 @@ impl Task<'_> {
         WriteError::CannotHold { format, tensor, why: why.to_owned() }
     }
 
-    /// Levels and, if the format wants it, `zeros` as words of these grids.
+    /// Quants and, if the format wants it, `zeros` as words of these grids.
     fn words(&self, grid: WordLayout, part: &'static str) -> StoredPart {
         let PackedFacts { bits, shape, ref places, .. } = self.facts;
         // Canonical bytes are signed; stored ones are offset by 128, which turns the sign bit.

@@ -25,12 +25,12 @@ use super::{RUN, STRIPE, stripes};
 /// Columns of a step: sixteen rows of them are a line of nibbles.
 const STEP_COLUMNS: usize = 8;
 
-/// Levels in a form of blocks, with what turns them into numbers.
+/// Quants in a form of blocks, with what turns them into numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocks<'a> {
     pub(crate) form: BlockForm,
     /// The low four bits of the quants, `[stripes, runs * 4, 16 rows, 4 columns]`; see
-    /// [`Levels`](super::QuantizedStripes).
+    /// [`QuantizedStripes`](super::QuantizedStripes).
     pub(crate) nibbles: &'a [u8],
     /// What is above them, `[stripes, words, 16 rows, 4 bytes]`; empty where there is nothing.
     pub(crate) high: &'a [u8],
