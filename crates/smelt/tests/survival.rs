@@ -192,6 +192,15 @@ fn a_stopped_supervisor_costs_no_timeout() {
 }
 
 #[test]
+fn a_time_limit_that_no_clock_reaches_is_none() {
+    let world = World::of_commands(&["a::echo a > o"]);
+    let limit = format!("limits = {{ timeout = \"{}s\" }}\n", u64::MAX);
+    world.write("p.toml", &(world.read("p.toml") + &limit));
+    let ended = world.smelt(&["run", "p.toml"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+#[test]
 fn a_lost_shim_leaves_no_orphan_that_hid_its_environment() {
     let world = World::of_commands(&["a::echo"]);
     let folder = world.path("").display().to_string();
