@@ -9,7 +9,7 @@ use crate::error::ApiError;
 pub(crate) struct Body<'a>(&'a [u8]);
 
 impl<'a> Body<'a> {
-    /// [`weigh`](super::weigh::weigh) alone says so.
+    /// [`weigh`](super::weigh) alone says so.
     pub(super) fn weighed(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }

@@ -4,6 +4,8 @@
 //! counted over the text first, in one pass that takes no memory: a body that is within bounds takes at most its bytes
 //! a few times, and some ten MiB.  What is no JSON is left to who reads it.
 
+use bytes::Bytes;
+
 use crate::api::read::Body;
 use crate::error::ApiError;
 
@@ -48,11 +50,28 @@ pub(crate) fn weigh(body: &[u8]) -> Result<Body<'_>, ApiError> {
     Ok(Body::weighed(body))
 }
 
+/// A request's bytes that were weighed: whoever reads them need not do so again.
+#[derive(Debug)]
+pub(crate) struct WeighedBytes(Bytes);
+
+impl WeighedBytes {
+    /// The bytes, with how many values and names they hold, lists of tokens apart, if they are within bounds.
+    ///
+    /// # Errors
+    /// As [`weigh`].
+    pub(crate) fn of(bytes: Bytes) -> Result<(Self, usize), ApiError> {
+        let values = values(&bytes)?;
+        Ok((Self(bytes), values))
+    }
+
+    /// What is read of them.
+    pub(crate) fn body(&self) -> Body<'_> {
+        Body::weighed(&self.0)
+    }
+}
+
 /// How many values and names a body holds, lists of tokens apart, if it is within bounds.
-///
-/// # Errors
-/// As [`weigh`].
-pub(crate) fn values(body: &[u8]) -> Result<usize, ApiError> {
+fn values(body: &[u8]) -> Result<usize, ApiError> {
     let mut scale = Scale { text: body, at: 0, ..Scale::default() };
     while let Some(byte) = scale.next() {
         scale.take(byte);

@@ -73,12 +73,19 @@ static KNOWN: LazyLock<Known> = LazyLock::new(|| {
 });
 
 impl Chat {
+    /// Reads the chat that a request of another API became.
+    ///
+    /// # Errors
+    /// As [`Self::of`].
+    pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
+        Self::of(weigh(body)?)
+    }
+
     /// Reads a request's body.
     ///
     /// # Errors
     /// 400, naming the field that is wrong.
-    pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let body = weigh(body)?;
+    pub(crate) fn of(body: read::Body<'_>) -> Result<Self, ApiError> {
         let chat = Self {
             common: read::json(body)?,
             fields: read::json(body)?,

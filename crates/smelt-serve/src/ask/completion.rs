@@ -12,7 +12,7 @@ use crate::api::fields::fields;
 use crate::api::foreign::Known;
 use crate::api::several::Prompts;
 use crate::api::structured_output::StructuredOutputFields;
-use crate::api::{foreign, read, weigh::weigh};
+use crate::api::{foreign, read};
 use crate::error::ApiError;
 
 /// A completion as it was read.
@@ -36,8 +36,7 @@ impl Completion {
     ///
     /// # Errors
     /// 400, naming the field that is wrong.
-    pub(crate) fn read(body: &[u8]) -> Result<Self, ApiError> {
-        let body = weigh(body)?;
+    pub(crate) fn read(body: read::Body<'_>) -> Result<Self, ApiError> {
         let completion = Self {
             common: read::json(body)?,
             fields: read::json(body)?,

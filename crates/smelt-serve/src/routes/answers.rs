@@ -41,7 +41,7 @@ const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Answers a chat.
 pub(super) async fn chat(call: Call, body: Body) -> Result<Response, ApiError> {
-    let spoken = call.chat(body, |bytes| Ok((Chat::read(bytes)?, ()))).await?;
+    let spoken = call.chat(body, |body| Ok((Chat::of(body)?, ()))).await?;
     let Spoken { model, common, dialect, is_thinking, words, response_stream, passed_over, .. } =
         spoken;
     let heading = heading("chatcmpl", &call.id, &model);
@@ -59,7 +59,7 @@ pub(super) async fn completion(call: Call, body: Body) -> Result<Response, ApiEr
     let held = shared.read(&headers, body).await?;
     let (models, is_shared) = (Arc::clone(&shared.models), shared.is_cache_shared);
     let read = move |_: &Asker| {
-        let completion = Completion::read(&held.bytes)?;
+        let completion = Completion::read(held.bytes.body())?;
         Ok((completion, held.budget))
     };
     let (completion, mut budget) = shared.preparing.run(read).await?;

@@ -7,12 +7,11 @@ use axum::response::{IntoResponse as _, Response};
 use serde_json::json;
 use smelt_runtime::dialect::Reader;
 
+use super::WeighedBody;
 use super::answers::{deliver, telling};
 use super::call::{Call, Spoken};
 use super::tokens::prompted;
-use crate::api::weigh::weigh;
 use crate::ask::chat::Chat;
-use crate::body::BufferedBody;
 use crate::error::ApiError;
 use crate::protocols::anthropic::answer::Answer;
 use crate::protocols::anthropic::ask::{Ask, Asking};
@@ -20,9 +19,9 @@ use crate::protocols::anthropic::ask::{Ask, Asking};
 /// Goes on with a conversation.
 pub(super) async fn messages(call: Call, body: Body) -> Result<Response, ApiError> {
     let begun = Instant::now();
-    let BufferedBody { bytes, budget } = call.held(body).await?;
+    let WeighedBody { bytes, budget } = call.held(body).await?;
     let read = call.shared.preparing.run(move |_| {
-        let (ask, over) = Ask::read(weigh(&bytes)?)?;
+        let (ask, over) = Ask::read(bytes.body())?;
         ask.check_length()?;
         let Asking { chat, places } = ask.asking()?;
         Ok((chat.to_string(), places, over, ask.is_stream(), ask.stops()))
@@ -40,9 +39,9 @@ pub(super) async fn messages(call: Call, body: Body) -> Result<Response, ApiErro
 
 /// How many tokens a conversation's prompt has, pictures included.
 pub(super) async fn count_tokens(call: Call, body: Body) -> Result<Response, ApiError> {
-    let BufferedBody { bytes, budget } = call.held(body).await?;
+    let WeighedBody { bytes, budget } = call.held(body).await?;
     let read = call.shared.preparing.run(move |_| {
-        let (ask, over) = Ask::read(weigh(&bytes)?)?;
+        let (ask, over) = Ask::read(bytes.body())?;
         let Asking { chat, places } = ask.asking()?;
         let chat = Chat::read(chat.to_string().as_bytes());
         let chat = chat.map_err(|error| places.told(error))?;

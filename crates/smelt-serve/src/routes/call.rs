@@ -12,13 +12,14 @@ use axum::http::request::Parts;
 use smelt_runtime::dialect::Dialect;
 use smelt_runtime::service;
 
-use super::Shared;
+use super::{Shared, WeighedBody};
 use crate::account::{Facts, RequestId};
 use crate::answer::Words;
 use crate::api::common::Common;
+use crate::api::read;
 use crate::ask::chat::{Brought, Chat, Formed};
 use crate::ask::{self, work::Asker};
-use crate::body::{Budget, BufferedBody, Kind};
+use crate::body::{Budget, Kind};
 use crate::client::Client;
 use crate::error::ApiError;
 use crate::models::Model;
@@ -81,7 +82,7 @@ impl Call {
     ///
     /// # Errors
     /// As reading does.
-    pub(super) async fn held(&self, body: Body) -> Result<BufferedBody, ApiError> {
+    pub(super) async fn held(&self, body: Body) -> Result<WeighedBody, ApiError> {
         // Before a long body is read for nothing.
         self.shared.models.check()?;
         self.shared.held(&self.headers, body, self.kind).await
@@ -94,11 +95,11 @@ impl Call {
     pub(super) async fn chat<X: Send + 'static>(
         &self,
         body: Body,
-        read: impl FnOnce(&[u8]) -> Result<(Chat, X), ApiError> + Send + 'static,
+        read: impl FnOnce(read::Body<'_>) -> Result<(Chat, X), ApiError> + Send + 'static,
     ) -> Result<Spoken<X>, ApiError> {
         let begun = Instant::now();
-        let BufferedBody { bytes, budget } = self.held(body).await?;
-        self.spoken(begun, budget, move || read(&bytes)).await
+        let WeighedBody { bytes, budget } = self.held(body).await?;
+        self.spoken(begun, budget, move || read(bytes.body())).await
     }
 
     /// Has a conversation answered that `read` gives; its body holds so much of what bodies may take.

@@ -7,7 +7,6 @@ use axum::extract::{Extension, State};
 use axum::http::HeaderMap;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
-use bytes::Bytes;
 use smelt_runtime::embed::Embedding;
 use smelt_runtime::prepare::ImageUsage;
 use smelt_runtime::service::Failure;
@@ -19,7 +18,7 @@ use crate::account::Facts;
 use crate::answer::stream::error;
 use crate::answer::{self, Usage};
 use crate::api::embedding::{EMBEDDING_KNOWN, EmbeddingFields, Encoding};
-use crate::api::{foreign, read, weigh::weigh};
+use crate::api::{foreign, read, weigh::WeighedBytes};
 use crate::ask::{self, work::Asker};
 use crate::error::ApiError;
 
@@ -56,11 +55,11 @@ pub(super) async fn embeddings(
 pub(super) async fn embed(
     shared: &Shared,
     facts: &Facts,
-    body: Bytes,
+    bytes: WeighedBytes,
 ) -> Result<(Embedded, Encoding), ApiError> {
     let models = Arc::clone(&shared.models);
     let prepared = shared.preparing.run(move |_| {
-        let body = weigh(&body)?;
+        let body = bytes.body();
         let fields: EmbeddingFields = read::json(body)?;
         let over = foreign::passed_over(body, &EMBEDDING_KNOWN)?;
         let encoding = fields.encoding()?;

@@ -31,10 +31,7 @@ use serde::Deserialize;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::account::{self, Accounts, Facts, REQUEST_ID};
-use crate::api::{
-    read,
-    weigh::{values, weigh},
-};
+use crate::api::{read, weigh::WeighedBytes};
 use crate::ask::chat::{Chat, Weight};
 use crate::ask::resolved_message::Limits;
 use crate::ask::work::Work;
@@ -89,6 +86,12 @@ struct Named {
     model: Option<String>,
 }
 
+/// A body that was read and weighed, and its part of what bodies may take until it is dropped.
+struct WeighedBody {
+    bytes: WeighedBytes,
+    budget: Budget,
+}
+
 impl Shared {
     /// Reads a request's body, which has room for what is made of it.
     ///
@@ -99,25 +102,22 @@ impl Shared {
         headers: &HeaderMap,
         body: Body,
         kind: Kind,
-    ) -> Result<BufferedBody, ApiError> {
-        let mut held = self.bodies.read_as(headers, body, kind).await?;
-        let values = match held.budget.is_small() {
-            true => values(&held.bytes)?,
+    ) -> Result<WeighedBody, ApiError> {
+        let BufferedBody { bytes, mut budget } = self.bodies.read_as(headers, body, kind).await?;
+        let (bytes, values) = match budget.is_small() {
+            true => WeighedBytes::of(bytes)?,
             // Looking through a long one takes longer than connections may wait for.
-            false => {
-                let bytes = held.bytes.clone();
-                self.preparing.run(move |_| values(&bytes)).await?
-            }
+            false => self.preparing.run(move |_| WeighedBytes::of(bytes)).await?,
         };
-        self.bodies.valued(&mut held.budget, values).await?;
-        Ok(held)
+        self.bodies.valued(&mut budget, values).await?;
+        Ok(WeighedBody { bytes, budget })
     }
 
     /// Reads a request's body, and waits for the model it names if that is not in memory.
     ///
     /// # Errors
     /// As reading does; 404 if there is no such model.
-    async fn read(&self, headers: &HeaderMap, body: Body) -> Result<BufferedBody, ApiError> {
+    async fn read(&self, headers: &HeaderMap, body: Body) -> Result<WeighedBody, ApiError> {
         // Before a long body is read for nothing.
         self.models.check()?;
         let held = self.held(headers, body, Kind::Json).await?;
@@ -125,7 +125,7 @@ impl Shared {
             return Ok(held);
         }
         let named = self.preparing.run(move |_| {
-            let named: Named = read::json(weigh(&held.bytes)?)?;
+            let named: Named = read::json(held.bytes.body())?;
             Ok((held, named.model))
         });
         let (held, name) = named.await?;

@@ -16,7 +16,7 @@ use super::Shared;
 use super::answers::{deliver, telling};
 use super::call::{Call, Spoken};
 use super::embeddings::{Embedded, embed};
-use crate::api::{read, weigh::weigh};
+use crate::api::{read, weigh::WeighedBytes};
 use crate::ask::chat::Chat;
 use crate::error::ApiError;
 use crate::protocols::ollama::answer::{self, Answer};
@@ -47,7 +47,7 @@ async fn answered(call: Call, body: Body, route: Route) -> Result<Response, ApiE
     let held = call.held(body).await?;
     let images_max = call.shared.limits.images_max;
     let read = call.shared.preparing.run(move |_| {
-        let body = weigh(&held.bytes)?;
+        let body = held.bytes.body();
         let (ask, over) = Ask::read(body, route)?;
         let (wanted, places) = (ask.wanted(route, images_max)?, ask.places(route));
         if wanted == Wanted::Load {
@@ -135,15 +135,16 @@ async fn embed_of(call: &Call, body: Body) -> Result<(Embedded, Vec<String>), Ap
     let held = call.held(body).await?;
     let models = Arc::clone(&call.shared.models);
     let read = call.shared.preparing.run(move |_| {
-        let (ask, over) = Embed::read(weigh(&held.bytes)?)?;
+        let (ask, over) = Embed::read(held.bytes.body())?;
         let mut fields = ask.fields()?;
         let name = models.known(ask.model);
         fields["model"] = name.clone().into();
-        Ok((fields.to_string(), name, over, held.budget))
+        let (bytes, _) = WeighedBytes::of(fields.to_string().into())?;
+        Ok((bytes, name, over, held.budget))
     });
-    let (fields, name, over, _budget) = read.await?;
+    let (bytes, name, over, _budget) = read.await?;
     call.shared.models.wake(name.as_deref()).await?;
-    let (embedded, _) = embed(&call.shared, &call.facts, fields.into_bytes().into()).await?;
+    let (embedded, _) = embed(&call.shared, &call.facts, bytes).await?;
     call.facts.passed_over(&over);
     Ok((embedded, over))
 }
@@ -173,7 +174,7 @@ struct Named {
 /// All that is known of a model.
 pub(super) async fn show(call: Call, body: Body) -> Result<Response, ApiError> {
     let held = call.held(body).await?;
-    let Named { model, name } = read::json(weigh(&held.bytes)?)?;
+    let Named { model, name } = read::json(held.bytes.body())?;
     let models = &call.shared.models;
     let name = models.known(model.or(name));
     models.wake(name.as_deref()).await?;

@@ -12,13 +12,12 @@ use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 use smelt_runtime::dialect::Reader;
 
+use super::WeighedBody;
 use super::answers::{deliver, telling};
 use super::call::{Call, Spoken};
 use super::query::Query;
 use crate::account::new_id;
-use crate::api::weigh::weigh;
 use crate::ask::chat::Chat;
-use crate::body::BufferedBody;
 use crate::error::ApiError;
 use crate::protocols::responses::answer::{Answer, Keeping};
 use crate::protocols::responses::ask::{Ask, Asking};
@@ -30,10 +29,10 @@ use crate::protocols::responses::response_object::response_of;
 /// Goes on with a conversation.
 pub(super) async fn create(call: Call, body: Body) -> Result<Response, ApiError> {
     let begun = Instant::now();
-    let BufferedBody { bytes, mut budget } = call.held(body).await?;
+    let WeighedBody { bytes, mut budget } = call.held(body).await?;
     let shelf = Shelf::of(&call);
     let read = call.shared.preparing.run(move |_| {
-        let (ask, over) = Ask::read(weigh(&bytes)?)?;
+        let (ask, over) = Ask::read(bytes.body())?;
         let before = shelf.before(&ask)?;
         Ok((ask, over, before))
     });

@@ -12,6 +12,7 @@ use smelt_runtime::service::Failure;
 use smelt_runtime::tokenizer::PairTokens;
 use tokio::sync::oneshot;
 
+use super::WeighedBody;
 use super::answers::{heading, telling};
 use super::call::Call;
 use crate::answer::stream::error;
@@ -20,9 +21,8 @@ use crate::api::predict::{PREDICT_KNOWN, PredictFields};
 use crate::api::score::{
     Custom, RERANK_KNOWN, RerankFields, SCORE_KNOWN, ScoreFields, ScoreOptions,
 };
-use crate::api::{foreign, read, weigh::weigh};
+use crate::api::{foreign, read};
 use crate::ask::{self, work::Asker};
-use crate::body::BufferedBody;
 use crate::error::ApiError;
 use crate::models::Model;
 
@@ -31,7 +31,7 @@ pub(super) async fn score(call: Call, body: Body) -> Result<Response, ApiError> 
     let held = call.shared.read(&call.headers, body).await?;
     let models = Arc::clone(&call.shared.models);
     let prepared = call.shared.preparing.run(move |asker| {
-        let body = weigh(&held.bytes)?;
+        let body = held.bytes.body();
         let fields: ScoreFields = read::json(body)?;
         let over = foreign::passed_over(body, &SCORE_KNOWN)?;
         let (model, score_options) =
@@ -63,10 +63,10 @@ pub(super) async fn rerank_second(call: Call, body: Body) -> Result<Response, Ap
 }
 
 async fn ranked(call: Call, body: Body, custom: Custom) -> Result<Response, ApiError> {
-    let BufferedBody { bytes, budget } = call.shared.read(&call.headers, body).await?;
+    let WeighedBody { bytes, budget } = call.shared.read(&call.headers, body).await?;
     let models = Arc::clone(&call.shared.models);
     let prepared = call.shared.preparing.run(move |asker| {
-        let body = weigh(&bytes)?;
+        let body = bytes.body();
         let fields: RerankFields = read::json(body)?;
         let over = foreign::passed_over(body, &RERANK_KNOWN)?;
         let (model, score_options) =
@@ -106,7 +106,7 @@ pub(super) async fn predict(call: Call, body: Body) -> Result<Response, ApiError
     let held = call.shared.read(&call.headers, body).await?;
     let models = Arc::clone(&call.shared.models);
     let prepared = call.shared.preparing.run(move |asker| {
-        let body = weigh(&held.bytes)?;
+        let body = held.bytes.body();
         let fields: PredictFields = read::json(body)?;
         let over = foreign::passed_over(body, &PREDICT_KNOWN)?;
         let (model, score_options) =

@@ -17,7 +17,6 @@ use super::Shared;
 use super::call::Call;
 use super::query::Query;
 use crate::api::read;
-use crate::api::weigh::weigh;
 use crate::ask::work::{Watched, Work};
 use crate::error::ApiError;
 use crate::models::Model;
@@ -160,7 +159,7 @@ async fn asked(call: &Call, body: Body) -> Result<Action, ApiError> {
         return Ok(Action::default());
     }
     let held = call.held(body).await?;
-    read::json(weigh(&held.bytes)?)
+    read::json(held.bytes.body())
 }
 
 /// 501: the server was started without.

@@ -11,16 +11,16 @@ use serde::{Deserialize, Serialize};
 use smelt_runtime::deployment::Text;
 use smelt_runtime::identity::Identity;
 
-use super::Shared;
 use super::call::{Call, of_service};
-use crate::api::{read, weigh::weigh};
+use super::{Shared, WeighedBody};
+use crate::api::read;
 use crate::ask::resolved_message::Limits;
 use crate::ask::work::Asker;
 use crate::ask::{
     self,
     chat::{Brought, Chat},
 };
-use crate::body::{Budget, BufferedBody};
+use crate::body::Budget;
 use crate::error::ApiError;
 use crate::films::Films;
 use crate::models::{Model, Running};
@@ -63,13 +63,13 @@ struct Prompt {
 
 /// The tokens of `prompt`, or of the whole prompt that `messages` become, pictures included.
 pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiError> {
-    let BufferedBody { bytes, mut budget } = call.shared.read(&call.headers, body).await?;
+    let WeighedBody { bytes, mut budget } = call.shared.read(&call.headers, body).await?;
     let read = call.shared.preparing.run(move |_| {
-        let asked: Tokenize = read::json(weigh(&bytes)?)?;
+        let asked: Tokenize = read::json(bytes.body())?;
         if asked.prompt.is_some() && asked.messages.is_some() {
             return Err(ApiError::field("prompt", "is given together with messages"));
         }
-        let chat = asked.prompt.is_none().then(|| Chat::read(&bytes)).transpose()?;
+        let chat = asked.prompt.is_none().then(|| Chat::of(bytes.body())).transpose()?;
         Ok((asked, chat))
     });
     let (asked, chat) = read.await?;
@@ -96,8 +96,8 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
 
 /// The text of the prompt that a chat becomes, as llama-server tells it.
 pub(super) async fn apply_template(call: Call, body: Body) -> Result<Response, ApiError> {
-    let BufferedBody { bytes, budget } = call.shared.read(&call.headers, body).await?;
-    let chat = call.shared.preparing.run(move |_| Chat::read(&bytes)).await?;
+    let WeighedBody { bytes, budget } = call.shared.read(&call.headers, body).await?;
+    let chat = call.shared.preparing.run(move |_| Chat::of(bytes.body())).await?;
     let (model, tokens) = prompted(&call, chat, budget).await?;
     let prompt = call.shared.preparing.run(move |_| {
         let prompt = model.running.tokenizer().decode(&tokens, false);
@@ -169,7 +169,7 @@ pub(super) async fn detokenize(
     let held = shared.read(&headers, body).await?;
     let models = Arc::clone(&shared.models);
     let prompt = shared.preparing.run(move |_| {
-        let asked: Detokenize = read::json(weigh(&held.bytes)?)?;
+        let asked: Detokenize = read::json(held.bytes.body())?;
         if asked.tokens.len() > TOKENS_MAX {
             let why = format!("{} tokens are more than {TOKENS_MAX}", asked.tokens.len());
             return Err(ApiError::field("tokens", why));
