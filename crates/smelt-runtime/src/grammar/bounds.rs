@@ -2,6 +2,8 @@
 //!
 //! What can be told from their text alone; the rest is left to the compiler's fuel.  Knows nothing of vocabularies.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 use super::{
@@ -19,21 +21,31 @@ pub(super) struct Work {
     pub(super) mask_items: usize,
 }
 
-/// What an answer held to `grammar` may take: more where a schema is wide, which is no ambiguity.
-pub(super) fn work(grammar: &Grammar) -> Work {
-    let Parts { schemas, .. } = parts(grammar);
+/// What an answer held to `grammar` may take, if that is within bounds.
+///
+/// # Errors
+/// [`GrammarError`] naming the bound.
+pub(super) fn work(grammar: &Grammar) -> Result<Work, GrammarError> {
+    let bytes = grammar.bytes();
+    if bytes > GRAMMAR_BYTES_MAX {
+        return Err(GrammarError::TooLong(bytes));
+    }
+    let parts = parts(grammar);
+    let properties = parts.count(properties);
+    check(grammar, &parts, properties)?;
+    Ok(allowed(grammar, &parts, properties))
+}
+
+/// What an answer may take: more where a schema is wide, which is no ambiguity.
+fn allowed(grammar: &Grammar, parts: &Parts<'_>, properties: usize) -> Work {
     let own = match grammar {
-        Grammar::Calls(_) => schemas.len(),
+        Grammar::Calls(_) => parts.schemas.len(),
         _ => 0,
     };
-    let alternatives = own + schemas.iter().map(alternatives).sum::<usize>();
-    let more = match alternatives {
+    let more = match own + parts.count(alternatives) {
         // Wide and ambiguous at once would cost too much.
         many if many > ALTERNATIVES_MAX => ALTERNATIVES_MAX * ALTERNATIVE_ITEMS,
-        few => {
-            let properties = schemas.iter().map(properties).sum::<usize>();
-            few * ALTERNATIVE_ITEMS + properties * PROPERTY_ITEMS
-        }
+        few => few * ALTERNATIVE_ITEMS + properties * PROPERTY_ITEMS,
     };
     let most = match grammar {
         Grammar::Lark(_) => TEXT_ROW_ITEMS_MAX,
@@ -43,16 +55,12 @@ pub(super) fn work(grammar: &Grammar) -> Work {
     Work { row_items, mask_items: row_items * MASK_ROWS }
 }
 
-/// Checks that `grammar` is within bounds.
+/// Checks that the parts of `grammar`, which names so many properties, are within bounds.
 ///
 /// # Errors
 /// [`GrammarError`] naming the bound.
-pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
-    let bytes = grammar.bytes();
-    if bytes > GRAMMAR_BYTES_MAX {
-        return Err(GrammarError::TooLong(bytes));
-    }
-    let Parts { texts, schemas } = parts(grammar);
+fn check(grammar: &Grammar, parts: &Parts<'_>, properties: usize) -> Result<(), GrammarError> {
+    let texts = &parts.texts;
     let rules = match grammar {
         Grammar::Gbnf(text) => text.matches("::=").count(),
         Grammar::Lark(_) | Grammar::Calls(_) => {
@@ -64,15 +72,15 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
         return Err(GrammarError::Rules(rules));
     }
     let in_texts: usize = texts.iter().map(|text| in_text(text)).sum();
-    let optional = in_texts + schemas.iter().map(in_patterns).sum::<usize>();
+    let optional = in_texts + parts.count(in_patterns);
     if optional > OPTIONAL_MAX {
         return Err(GrammarError::Optional(optional));
     }
-    let properties = schemas.iter().map(properties).sum::<usize>();
     if properties > PROPERTIES_MAX {
         return Err(GrammarError::Properties(properties));
     }
-    let multiples = schemas.iter().map(multiples).fold(0, u64::saturating_add);
+    let multiples =
+        parts.schemas.iter().map(|schema| multiples(schema)).fold(0, u64::saturating_add);
     if multiples > MULTIPLES_MAX { Err(GrammarError::Multiples) } else { Ok(()) }
 }
 
@@ -80,13 +88,22 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
 #[derive(Default)]
 struct Parts<'a> {
     texts: Vec<&'a str>,
-    schemas: Vec<Value>,
+    schemas: Vec<Cow<'a, Value>>,
+}
+
+impl Parts<'_> {
+    /// What there is of something in all schemas.
+    fn count(&self, of: impl Fn(&Value) -> usize) -> usize {
+        self.schemas.iter().map(|schema| of(schema)).sum()
+    }
 }
 
 fn parts(grammar: &Grammar) -> Parts<'_> {
     match grammar {
         Grammar::JsonObject | Grammar::Choice(_) => Parts::default(),
-        Grammar::JsonSchema(schema) => Parts { schemas: vec![schema.clone()], ..Parts::default() },
+        Grammar::JsonSchema(schema) => {
+            Parts { schemas: vec![Cow::Borrowed(schema)], ..Parts::default() }
+        }
         Grammar::Regex(text) | Grammar::Gbnf(text) => Parts { texts: vec![text], schemas: vec![] },
         Grammar::Lark(text) | Grammar::Calls(text) => of_lark(text),
     }
@@ -100,7 +117,7 @@ fn of_lark(text: &str) -> Parts<'_> {
         let mut values = serde_json::Deserializer::from_str(piece).into_iter::<Value>();
         match values.next() {
             Some(Ok(schema @ Value::Object(_))) => {
-                parts.schemas.push(schema);
+                parts.schemas.push(Cow::Owned(schema));
                 parts.texts.push(&piece[values.byte_offset()..]);
             }
             _ => parts.texts.push(piece),
@@ -188,6 +205,10 @@ mod tests {
 
     use super::*;
 
+    fn check(grammar: &Grammar) -> Result<(), GrammarError> {
+        work(grammar).map(|_| ())
+    }
+
     #[track_caller]
     fn counted(grammar: Grammar, expect: Option<usize>) {
         let found = match check(&grammar) {
@@ -235,7 +256,7 @@ mod tests {
 
     #[test]
     fn wide_schemas_may_take_more_work_than_texts() {
-        let rows = |grammar: Grammar| work(&grammar).row_items;
+        let rows = |grammar: Grammar| work(&grammar).unwrap().row_items;
         let all =
             |count: usize| -> Value { (0..count).map(|n| (n.to_string(), json!({}))).collect() };
         let wide = |count| json!({ "properties": all(count) });

@@ -99,16 +99,16 @@ impl Compiler {
     /// # Errors
     /// [`GrammarError`] saying what is wrong with the grammar.
     pub fn compile(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
-        bounds::check(grammar)?;
+        let work = bounds::work(grammar)?;
         std::thread::scope(|scope| {
             let thread = Builder::new().name("smelt-grammar".to_owned()).stack_size(STACK_BYTES);
-            let compiled = thread.spawn_scoped(scope, || self.compile_here(grammar));
+            let compiled = thread.spawn_scoped(scope, || self.compile_here(grammar, work));
             let compiled = compiled.map_err(|error| GrammarError::Thread(error.to_string()))?;
             compiled.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
     }
 
-    fn compile_here(&self, grammar: &Grammar) -> Result<GrammarMatcher, GrammarError> {
+    fn compile_here(&self, grammar: &Grammar, work: Work) -> Result<GrammarMatcher, GrammarError> {
         let source = source(grammar)?;
         let failed = |why: String| match grammar {
             Grammar::JsonObject | Grammar::JsonSchema(_) => GrammarError::Schema(why),
@@ -117,7 +117,7 @@ impl Compiler {
                 GrammarError::Grammar(why)
             }
         };
-        let parser = self.parser(source, bounds::work(grammar)).map_err(failed)?;
+        let parser = self.parser(source, work).map_err(failed)?;
         let matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
             return Err(failed(one_line(&error)));

@@ -46,7 +46,7 @@ pub struct GrammarMatcher {
 
 impl fmt::Debug for GrammarMatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Constraint").field("is_ended", &self.is_ended()).finish_non_exhaustive()
+        f.debug_struct("GrammarMatcher").field("is_ended", &self.is_ended()).finish_non_exhaustive()
     }
 }
 
