@@ -65,13 +65,7 @@ impl Splitting {
     pub(super) fn tiles(&self, picture: &Image, mosaic: Mosaic) -> Vec<Vec<u8>> {
         let side = self.image_size;
         let filled = self.filled(picture, mosaic.columns.max(mosaic.rows));
-        let stride = filled.width() * 3;
-        let tile = |index: usize| {
-            let (row, column) = (index / mosaic.columns, index % mosaic.columns);
-            let lines = filled.rgb().chunks_exact(stride).skip(row * side).take(side);
-            lines.flat_map(|line| &line[column * side * 3..][..side * 3]).copied().collect()
-        };
-        let tiles = (0..mosaic.tiles()).map(tile);
+        let tiles = mosaic.cut((filled.rgb(), filled.width()), side);
         tiles.chain([resize_by(Filter::Lanczos, &filled, side, side)]).collect()
     }
 

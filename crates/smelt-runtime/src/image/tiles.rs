@@ -103,6 +103,21 @@ impl Mosaic {
         self.columns * self.rows
     }
 
+    /// The tiles of a picture of so many pixels in a line, which they fill, as `[side, side, 3]` bytes: rows from the top,
+    /// each from the left.
+    pub(super) fn cut(
+        self,
+        (rgb, width): (&[u8], usize),
+        side: usize,
+    ) -> impl Iterator<Item = Vec<u8>> {
+        (0..self.tiles()).map(move |index| {
+            let (row, column) = (index / self.columns, index % self.columns);
+            let lines = rgb.chunks_exact(width * 3).skip(row * side).take(side);
+            let parts = lines.flat_map(|line| &line[column * side * 3..][..side * 3]);
+            parts.copied().collect::<Vec<u8>>()
+        })
+    }
+
     /// Tiles of the mosaic, and the thumbnail where there is one.
     pub fn with_thumbnail(self, settings: &Tiling) -> usize {
         self.tiles() + usize::from(settings.use_thumbnail && self.tiles() > 1)
@@ -112,14 +127,9 @@ impl Mosaic {
 /// The first `count` tiles of `picture` as `[side, side, 3]` bytes: rows of the mosaic from the top,
 /// each from the left, then the whole picture as a thumbnail.
 pub fn tiles(picture: &Image, mosaic: Mosaic, side: usize, count: usize) -> Vec<Vec<u8>> {
-    let filled = resize(picture, mosaic.columns * side, mosaic.rows * side);
-    let stride = mosaic.columns * side * 3;
-    let tile = |index: usize| {
-        let (row, column) = (index / mosaic.columns, index % mosaic.columns);
-        let lines = filled.chunks_exact(stride).skip(row * side).take(side);
-        lines.flat_map(|line| &line[column * side * 3..][..side * 3]).copied().collect()
-    };
-    let mut tiles: Vec<Vec<u8>> = (0..mosaic.tiles().min(count)).map(tile).collect();
+    let width = mosaic.columns * side;
+    let filled = resize(picture, width, mosaic.rows * side);
+    let mut tiles: Vec<Vec<u8>> = mosaic.cut((&filled, width), side).take(count).collect();
     if count > mosaic.tiles() {
         tiles.push(resize(picture, side, side));
     }
