@@ -209,7 +209,7 @@ pub fn prepare(
 const SOME_DAY_S: u64 = 1_735_689_600;
 
 /// Does once what an answer takes: writes the prompt of a word by the template, which must hold the word, looks at
-/// a picture of the smallest size where there are eyes, reads the prompt and says a token behind it.  `told` hears
+/// a picture of the smallest size where the model sees, reads the prompt and says a token behind it.  `told` hears
 /// what comes next, and roughly which share of the time is over.
 ///
 /// # Errors
@@ -270,7 +270,7 @@ pub fn generate_heard(
     Ok(answer)
 }
 
-/// Answers an encoded prompt in a `sampling_params`.
+/// Answers an encoded prompt as `sampling_params` say.
 ///
 /// # Errors
 /// [`GenerateError`] naming the part that failed.  The engine's slot is free again in any case.

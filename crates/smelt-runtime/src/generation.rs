@@ -167,7 +167,7 @@ impl Generation {
     /// Begins an answer to `prompt`.
     ///
     /// # Errors
-    /// [`SpeakError`] if the manner has no meaning.
+    /// [`SpeakError`] if `sampling_params` have no meaning.
     pub fn new(
         text: &Arc<Text>,
         prompt: &[u32],

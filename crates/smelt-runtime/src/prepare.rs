@@ -64,7 +64,7 @@ pub enum PrepareError {
         /// Tokens the engine holds.
         max: usize,
     },
-    /// A model without eyes is shown something.
+    /// A model that sees nothing is shown something.
     #[error("{model:?} reads text alone; leave pictures and clips out")]
     Blind {
         /// The model's name.

@@ -262,7 +262,7 @@ fn a_text_far_too_long_is_refused_before_it_is_encoded() {
     assert!(deployment.text.encode(&text[1..], false).is_ok());
 }
 
-/// What is said in a manner to a fixed prompt, and what was heard of it.
+/// What is said to a fixed prompt as the parameters say, and what was heard of it.
 fn said(deployment: &mut Deployment, sampling_params: SamplingParams) -> (Answer, String) {
     let turns = [Turn::from_marked("user", "Name the shapes and colours.", 0).unwrap()];
     let request = request(&turns, &[], &sampling_params);

@@ -47,7 +47,7 @@ fn tiling(image_size: usize, min_tiles: usize, max_tiles: usize) -> Tiling {
     Tiling { image_size, min_tiles, max_tiles, use_thumbnail: true, scale: Scale::IMAGENET }
 }
 
-/// Eyes of one engine.
+/// What an engine takes.
 fn image_processor(cutting: Cutting, height: usize, width: usize) -> ImageProcessor {
     let grid = Grid { size: Size { height, width }, tokens: 1 };
     ImageProcessor { cutting, grids: vec![grid], router: None }

@@ -71,7 +71,7 @@ impl ResponseStream {
                 continue;
             }
             if let Poll::Ready(event) = self.parts[at].events.poll_next(context) {
-                // Tellers that are gone before the end have broken off.
+                // Senders that are gone before the end have broken off.
                 let event = event.unwrap_or(Event::Failed(Failure::Stopped));
                 return Poll::Ready(Some(self.hear(at, event)));
             }

@@ -88,7 +88,7 @@ pub fn parts(
     let answer_max = Some(answer_max(text, question)?);
     let question = Question { turns, shown, context, answer_max, now_s: NOW_S, reuse: None };
     let prepared = text.prepare(&question).map_err(GenerateError::from)?;
-    // Without eyes nothing was shown.
+    // Who sees nothing was shown nothing.
     let Some(image_processor) = &text.image_processor else { return Ok(Vec::new()) };
     let numbers = |part: &VisionInput| {
         let size = image_processor.grids[part.grid].size;

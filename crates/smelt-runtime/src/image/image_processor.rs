@@ -2,7 +2,7 @@
 //! and how many image tokens that gives.
 //!
 //! The description of a deployment's vision engines and a picture with what its sender wishes come
-//! in; a [`ImagePlan`] comes out, and a [`View`] by it.  Knows nothing of engines themselves or of prompts.
+//! in; an [`ImagePlan`] comes out, and a [`View`] by it.  Knows nothing of engines themselves or of prompts.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,6 @@
 //! Prepares pictures for the vision engines of a deployment.
 //!
-//! A file becomes a [`Image`]; what the engines take ([`ImageProcessor`]) and what its sender wishes make a
+//! A file becomes an [`Image`]; what the engines take ([`ImageProcessor`]) and what its sender wishes make an
 //! [`ImagePlan`]; the picture is resized and cut by it into a [`View`], whose parts engines run over.
 //! Everything is as the models' reference processors have it, on Pillow.  Knows nothing of prompts
 //! or of engines themselves.

@@ -121,7 +121,7 @@ pub(super) fn channel() -> (EventSender, EventReceiver) {
 }
 
 impl EventReceiver {
-    /// When what happens to the request; to be read when the ticket is gone, too.
+    /// When what happens to the request; to be read when the receiver is gone, too.
     pub fn marks(&self) -> Marks {
         self.0.marks.clone()
     }

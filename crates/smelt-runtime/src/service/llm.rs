@@ -247,7 +247,7 @@ impl LlmThread {
             }
         }
         let can = failed.is_empty();
-        failed.into_iter().for_each(|(id, error)| self.fail_of_speaker(id, &error));
+        failed.into_iter().for_each(|(id, error)| self.fail_of_generation(id, &error));
         can
     }
 
@@ -311,7 +311,7 @@ impl LlmThread {
         let Some(task) = self.tasks.get_mut(&id) else { return };
         let emitted = match task.generation.push(chosen) {
             Ok(emitted) => emitted,
-            Err(error) => return self.fail_of_speaker(id, &error),
+            Err(error) => return self.fail_of_generation(id, &error),
         };
         let TokenOutput { token, text, logprobs, finish } = emitted;
         self.shared.stats().said_tokens += u64::from(token.is_some());
@@ -353,7 +353,7 @@ impl LlmThread {
     }
 
     /// The error says itself whose fault it is.
-    fn fail_of_speaker(&mut self, id: TaskId, error: &SpeakError) {
+    fn fail_of_generation(&mut self, id: TaskId, error: &SpeakError) {
         let why = format!("the answer cannot go on: {error}");
         match error {
             // Who asked for a form that takes too long to follow did so; no engine is to blame.

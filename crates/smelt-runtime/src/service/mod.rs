@@ -2,7 +2,7 @@
 //!
 //! A [`Service`] is a handle to two threads: one owns the vision engine, if there is one, and looks at
 //! pictures, one owns the language model's and does what the [`Schedule`](crate::schedule::Schedule) says.  Requests come
-//! prepared ([`Text`]); events leave through tickets.  What a request is answered depends on nothing but the request.
+//! prepared ([`Text`]); events leave through an [`EventReceiver`].  What a request is answered depends on nothing but the request.
 //! Knows nothing of HTTP.
 
 mod event_stream;
@@ -191,7 +191,7 @@ pub enum Refused {
     /// Too many answers are asked for, or none.
     #[error("{0} answers are asked for; 1 to {ANSWERS_MAX} are possible")]
     Answers(usize),
-    /// The manner has no meaning.
+    /// How it is to be answered has no meaning.
     #[error(transparent)]
     SamplingParams(#[from] SpeakError),
 }
@@ -223,7 +223,7 @@ struct Asked {
     scored: Option<usize>,
     /// Answers, each of which is told of the scored prompt.
     answers: usize,
-    _seat: Permit,
+    _permit: Permit,
 }
 
 /// A request with what it is scheduled by.
@@ -487,7 +487,7 @@ impl Service {
             deadline,
             scored,
             answers: choice_params.len(),
-            _seat: permit,
+            _permit: permit,
         };
         let first = self.0.next_task.fetch_add(ANSWERS_MAX as u64, Ordering::Relaxed);
         let job = Box::new(Job { client, first, priority, pieces, generations, asked });

@@ -35,7 +35,7 @@ pub(crate) struct AnswerOptions<'a> {
     pub(crate) begun: Instant,
 }
 
-/// Submits each prompt.  Gives with each ticket how closely its pictures are looked at.
+/// Submits each prompt.  Gives with each receiver of events how closely its pictures are looked at.
 ///
 /// # Errors
 /// As the service refuses; prompts that were taken before are cancelled.

@@ -72,8 +72,8 @@ pub(super) async fn embed(
         let guard = service.submit(texts, reply).map_err(ask::embedding::refused)?;
         Ok((model.name, encoding, over, guard, told))
     });
-    // The ticket is dropped with this future when the client leaves.
-    let (model, encoding, passed_over, _ticket, told) = prepared.await?;
+    // The guard is dropped with this future when the client leaves.
+    let (model, encoding, passed_over, _guard, told) = prepared.await?;
     facts.model(&model);
     facts.prepared();
     facts.passed_over(&passed_over);

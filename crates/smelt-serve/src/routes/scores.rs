@@ -134,7 +134,7 @@ struct Asked {
     /// What becomes of the head's numbers.
     activation: Activation,
     /// Dropped when the client leaves.
-    _ticket: RequestGuard,
+    _guard: RequestGuard,
     told: oneshot::Receiver<Result<Vec<Score>, Failure>>,
 }
 
@@ -150,7 +150,7 @@ fn submit(
     let guard = service.submit(asked, reply).map_err(ask::embedding::refused)?;
     let own = service.encoder().spec().activation;
     let activation = if score_options.is_raw { Activation::Identity } else { own };
-    Ok(Asked { model: model.clone(), activation, _ticket: guard, told })
+    Ok(Asked { model: model.clone(), activation, _guard: guard, told })
 }
 
 /// What a model gave.
@@ -162,7 +162,7 @@ struct Scored {
 }
 
 async fn scored(call: &Call, asked: Asked, over: &[String]) -> Result<Scored, ApiError> {
-    let Asked { model, activation, _ticket, told } = asked;
+    let Asked { model, activation, _guard, told } = asked;
     let facts = &call.facts;
     facts.model(&model.name);
     facts.prepared();
