@@ -101,16 +101,6 @@ const NAMES: [(&str, &str); 10] = [
     ("reasoning_effort", "think"),
 ];
 
-/// What is only called otherwise where it is said in Ollama's own words.
-const OWN_NAMES: [(&str, &str); 6] = [
-    ("min_p", "options.min_p"),
-    ("seed", "options.seed"),
-    ("repetition_penalty", "options.repeat_penalty"),
-    ("response_format.json_schema", "format"),
-    ("response_format.json_schema.schema", "format"),
-    ("enable_thinking", "think"),
-];
-
 /// The fields of `Ask` that `/api/generate` alone has.
 const OF_GENERATE: [&str; 4] = ["images", "prompt", "raw", "system"];
 
@@ -232,15 +222,20 @@ impl Ask {
     /// What fields of the chat are called here.
     pub(crate) fn places(&self, route: Route) -> FieldNames {
         let mut places = FieldNames::of(&NAMES);
-        let options = self.options.clone().unwrap_or_default();
-        for (chat, own) in OWN_NAMES {
-            let is_said = match chat {
-                "min_p" => options.min_p.is_some(),
-                "seed" => options.seed.is_some(),
-                "repetition_penalty" => options.repeat_penalty.is_some(),
-                "enable_thinking" => self.think.is_some(),
-                _ => self.format.is_some(),
-            };
+        let has = |is_set: fn(&Options) -> bool| self.options.as_ref().is_some_and(is_set);
+        // What is only called otherwise where it is said in Ollama's own words.
+        for (is_said, chat, own) in [
+            (has(|options| options.min_p.is_some()), "min_p", "options.min_p"),
+            (has(|options| options.seed.is_some()), "seed", "options.seed"),
+            (
+                has(|options| options.repeat_penalty.is_some()),
+                "repetition_penalty",
+                "options.repeat_penalty",
+            ),
+            (self.format.is_some(), "response_format.json_schema", "format"),
+            (self.format.is_some(), "response_format.json_schema.schema", "format"),
+            (self.think.is_some(), "enable_thinking", "think"),
+        ] {
             if is_said {
                 places.note(chat.to_owned(), own.to_owned());
             }
