@@ -6,7 +6,7 @@ pub mod accuracy;
 pub mod calibrate;
 mod command;
 mod definition;
-mod deployment;
+pub mod deployment;
 pub mod engine_build;
 pub mod graph_surgery;
 pub mod llm_engine_build;

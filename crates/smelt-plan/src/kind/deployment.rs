@@ -1,5 +1,7 @@
 //! `deployment`: engines, tokenizer and preprocessing in the shape `chat` loads.
 
+use serde::Deserialize;
+
 use super::definition::{Absent, Definition, Field, Takes, field};
 use super::{CHECKPOINT, ENGINES, LLM_ENGINES, PROOF, SEQ_LEN_MAX, SLOTS_MAX};
 
@@ -13,6 +15,27 @@ const IMAGE_TOKENS_MAX: u64 = SEQ_LEN_MAX;
 const SERVING: [&str; 4] = ["max-seq-len", "slots", "tiles", "frames"];
 /// What a CLIP beside a deployment is made of.
 const CLIP: [&str; 3] = ["clip", "clip-vision", "clip-text"];
+
+/// The params of a stage.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Deployment {
+    /// What the model is called.
+    pub model: String,
+    /// Tokens of a prompt with its answer; else what the engine was built for.
+    pub max_seq_len: Option<usize>,
+    /// Answers at once.
+    pub slots: Option<usize>,
+    /// Most tiles of a picture, the thumbnail apart.
+    pub tiles: Option<usize>,
+    /// Most frames of a clip.
+    pub frames: Option<usize>,
+    /// Numbers, as texts, by which a router decides how closely each tile is looked at.
+    #[serde(default)]
+    pub thresholds: Vec<String>,
+    /// Most image tokens of a picture, to which a router keeps.
+    pub image_tokens: Option<usize>,
+}
 
 const FIELDS: &[Field] = &[
     field("model", Takes::Text, Absent::Word("internvl3")),

@@ -11,6 +11,7 @@ use smelt_backend::KvOptions;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::bert::Bert;
 use smelt_model::model::{Encoder, Model, ModelPart, Vision};
+use smelt_plan::kind::deployment::Deployment as Params;
 use smelt_runtime::deployment::{self, Deployment, FORMAT, ModelFamily, Serving, Spec, eos_tokens};
 use smelt_runtime::embed::{self, Recipe, SentenceEncoder};
 use smelt_runtime::engine_dirs::EngineDirs;
@@ -104,7 +105,7 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let spec = embed::Spec {
         format: FORMAT,
         family: embed::FAMILY.to_owned(),
-        model: request.word("model")?.to_owned(),
+        model: request.typed::<Params>()?.model,
         encoder: engine_dirs(request, "encoder")?,
         max_tokens: recipe.max_tokens.unwrap_or(places).min(places),
         pooling: recipe.pooling,
@@ -138,7 +139,7 @@ fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let spec = score::Spec {
         format: FORMAT,
         family: score::FAMILY.to_owned(),
-        model: request.word("model")?.to_owned(),
+        model: request.typed::<Params>()?.model,
         encoder: engine_dirs(request, "encoder")?,
         max_tokens: recipe.max_tokens.unwrap_or(places).min(places),
         activation: recipe.activation,
@@ -178,19 +179,20 @@ fn bert(checkpoint: &Checkpoint) -> Result<&Bert, Failed> {
 /// A language model, which sees where it has a vision engine.
 fn chat(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
+    let params: Params = request.typed()?;
     let beside = Beside::of(&checkpoint, &request.out)?;
     let dir = beside.dir();
     let engines = (request.optional_input("vision"), request.input("llm")?);
-    let mut spec = spec(&checkpoint, dir, request.word("model")?, engines)?;
+    let mut spec = spec(&checkpoint, dir, &params.model, engines)?;
     spec.llm = engine_dirs(request, "llm")?;
     if spec.vision.is_some() {
         spec.vision = Some(engine_dirs(request, "vision")?);
     }
-    spec.serving = serving(request, &checkpoint)?;
+    spec.serving = serving(&params, &checkpoint)?;
     if let Some(tiles) = spec.serving.tiles {
         allow_tiles(&mut spec.image, tiles)?;
     }
-    spec.router = router(request)?;
+    spec.router = router(request, &params)?;
     costs(request, &checkpoint, &spec).iter().flatten().for_each(|line| say(line));
     spec.clip = clip(request)?;
     let files: Vec<PathBuf> =
@@ -264,15 +266,13 @@ pub(crate) fn foresee_texts(dir: &Path) -> Result<(), Failed> {
 }
 
 /// The router of the thresholds or image tokens that are given; by similarity where there is a CLIP.
-fn router(request: &Request) -> Result<Option<Router>, Failed> {
+fn router(request: &Request, params: &Params) -> Result<Option<Router>, Failed> {
     let number = |text: &String| {
         let why = || format!("\"thresholds\": {text:?} is no number");
         text.parse::<f32>().map_err(|_| Failed::new(Exit::BadPipeline, why()))
     };
-    let thresholds =
-        request.texts("thresholds").iter().map(number).collect::<Result<Vec<_>, _>>()?;
-    let is_given = request.params.contains_key("image-tokens");
-    let tokens_max = is_given.then(|| request.count("image-tokens")).transpose()?;
+    let thresholds = params.thresholds.iter().map(number).collect::<Result<Vec<_>, _>>()?;
+    let tokens_max = params.image_tokens;
     let is_there = !thresholds.is_empty() || tokens_max.is_some();
     let by = match request.optional_input("clip") {
         Some(_) => By::Similarity,
@@ -360,17 +360,9 @@ pub(crate) fn cutting_by(
 }
 
 /// How the deployment is served where nobody says otherwise.
-fn serving(request: &Request, checkpoint: &Checkpoint) -> Result<Serving, Failed> {
-    let count = |name: &str| {
-        let is_given = request.params.contains_key(name);
-        is_given.then(|| request.count(name)).transpose()
-    };
-    let serving = Serving {
-        max_seq_len: count("max-seq-len")?,
-        slots: count("slots")?,
-        tiles: count("tiles")?,
-        frames: count("frames")?,
-    };
+fn serving(params: &Params, checkpoint: &Checkpoint) -> Result<Serving, Failed> {
+    let &Params { max_seq_len, slots, tiles, frames, .. } = params;
+    let serving = Serving { max_seq_len, slots, tiles, frames };
     let positions = checkpoint.decoder().map_err(Failed::model)?.max_positions;
     match serving.max_seq_len {
         Some(asked) if asked > positions => Err(Failed::new(

@@ -67,32 +67,6 @@ impl Request {
         kind::typed(&self.params).map_err(unread)
     }
 
-    /// A param that the plan has checked to be a word.
-    pub(crate) fn word(&self, name: &str) -> Result<&str, Failed> {
-        self.optional_word(name)
-            .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
-    }
-
-    /// A word that may be absent.
-    pub(crate) fn optional_word(&self, name: &str) -> Option<&str> {
-        self.params.get(name).and_then(Value::as_str)
-    }
-
-    /// A list of texts; empty when absent.
-    pub(crate) fn texts(&self, name: &str) -> Vec<String> {
-        let list = self.params.get(name).and_then(Value::as_array).into_iter().flatten();
-        list.filter_map(Value::as_str).map(str::to_owned).collect()
-    }
-
-    /// A param that the plan has checked to be a number.
-    pub(crate) fn count(&self, name: &str) -> Result<usize, Failed> {
-        self.params
-            .get(name)
-            .and_then(Value::as_u64)
-            .and_then(|count| usize::try_from(count).ok())
-            .ok_or_else(|| Failed::usage(format!("the stage's request lacks \"{name}\"")))
-    }
-
     /// The directory of an edge.
     pub(crate) fn input(&self, field: &str) -> Result<&Path, Failed> {
         self.optional_input(field)
