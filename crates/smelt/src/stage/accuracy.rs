@@ -87,7 +87,7 @@ fn candidate(request: &Request, kv: KvOptions) -> Result<(Deployment, Engines), 
     let checkpoint = request.checkpoint("checkpoint")?;
     let beside = Beside::of(&checkpoint, &request.out)?;
     let (vision, llm) = (request.optional_input("vision"), request.input("llm")?);
-    let spec = deployment::spec(&checkpoint, beside.dir(), CANDIDATE, (vision, llm))?;
+    let spec = deployment::spec(request, &checkpoint, beside.dir(), CANDIDATE)?;
     let engines = Engines { vision: vision.map(Path::to_owned), llm: llm.to_owned() };
     let vision = vision.map(|dir| BACKENDS.vision(dir)).transpose();
     let vision = vision.map_err(DeploymentError::from)?.unwrap_or_default();

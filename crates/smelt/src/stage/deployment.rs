@@ -182,12 +182,7 @@ fn chat(request: &Request) -> Result<(), Failed> {
     let params: Params = request.typed()?;
     let beside = Beside::of(&checkpoint, &request.out)?;
     let dir = beside.dir();
-    let engines = (request.optional_input("vision"), request.input("llm")?);
-    let mut spec = spec(&checkpoint, dir, &params.model, engines)?;
-    spec.llm = engine_dirs(request, "llm")?;
-    if spec.vision.is_some() {
-        spec.vision = Some(engine_dirs(request, "vision")?);
-    }
+    let mut spec = spec(request, &checkpoint, dir, &params.model)?;
     spec.serving = serving(&params, &checkpoint)?;
     if let Some(tiles) = spec.serving.tiles {
         allow_tiles(&mut spec.image, tiles)?;
@@ -302,22 +297,23 @@ fn clip(request: &Request) -> Result<Option<similarity::Spec>, Failed> {
     }))
 }
 
-/// What a deployment of `checkpoint` called `model` says, its tokenizer in `dir`, its engines in these
-/// directories.
+/// What a deployment of `checkpoint` called `model` says, its tokenizer in `dir`, its engines those that the request
+/// names as `llm` and, where it sees, as `vision`.
 pub(super) fn spec(
+    request: &Request,
     checkpoint: &Checkpoint,
     dir: &Path,
     model: &str,
-    (vision, llm): (Option<&Path>, &Path),
 ) -> Result<Spec, Failed> {
+    let vision = request.optional_input("vision");
     let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
     let family = family(checkpoint)?;
     Ok(Spec {
         format: FORMAT,
         family,
         model: model.to_owned(),
-        vision: vision.map(beside).transpose()?.map(EngineDirs::from),
-        llm: beside(llm)?.into(),
+        vision: vision.map(|_| engine_dirs(request, "vision")).transpose()?,
+        llm: engine_dirs(request, "llm")?,
         image: vision.map(|_| cutting(checkpoint)).transpose()?,
         router: None,
         clip: None,

@@ -42,8 +42,7 @@ pub(super) fn ask(
     let Parties { vision, llm, against, words, .. } = parties;
     let questions =
         question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(Failed::usage)?;
-    let engines = (request.optional_input("vision"), request.input("llm")?);
-    let spec = deployment::spec(&against, words.dir(), "verified", engines)?;
+    let spec = deployment::spec(request, &against, words.dir(), "verified")?;
     let deployment = Deployment::of_engines(words.dir(), spec, vision, Box::new(llm));
     let mut deployment = deployment.map_err(Failed::invalid)?;
     let mut complaints = Vec::new();
