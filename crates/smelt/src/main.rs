@@ -5,6 +5,7 @@
 // They panic when a reader has gone away; `say` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod accuracy;
 mod atomic_dir;
 mod built;
 mod carried;

@@ -10,19 +10,15 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use smelt_backend::KvOptions;
-use smelt_runtime::accuracy::distributions::{Player, Recorder};
-use smelt_runtime::accuracy::measure::{Against, measure};
 use smelt_runtime::accuracy::plot::svg;
 use smelt_runtime::accuracy::question;
 use smelt_runtime::accuracy::report::{Row, document, markdown};
 use smelt_runtime::accuracy::score::Tally;
-use smelt_runtime::deployment::{Deployment, DeploymentError};
-use smelt_watch::Sample;
 
 use super::target::{self, Target};
+use crate::accuracy;
 use crate::atomic_dir::AtomicDir;
 use crate::console::{answer, tell};
-use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
 use crate::flags::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
 
@@ -156,10 +152,8 @@ fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
     let folder = flags.questions.parent().unwrap_or(Path::new(""));
     let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
     let kv = KvOptions { max_seq_len, ..KvOptions::default() };
-    let mut deployment = Deployment::open_with(BACKENDS, &flags.dir, kv)?;
-    let engines = deployment.text.spec.engines(BACKENDS, &flags.dir);
-    let engines = engines.map_err(DeploymentError::from)?;
-    let against = against(&flags.logits)?;
+    let opened = accuracy::open(&flags.dir, kv)?;
+    let against = accuracy::against(&flags.logits)?;
     let mut told = Instant::now();
     let mut progress = |all: Tally| {
         let is_last = all.of == questions.len() as u64;
@@ -169,21 +163,8 @@ fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
             told = Instant::now();
         }
     };
-    let score = measure((&mut deployment, &engines), (&questions, folder), against, &mut progress)
-        .map_err(Failed::model)?;
-    if score.smaller > 0 {
-        tell(format_args!(
-            "{}: pictures of {} questions are shown smaller to fit the context of {} tokens; --max-seq-len makes it longer",
-            flags.name, score.smaller, deployment.text.max_seq_len
-        ));
-    }
-    let peak = Sample::of(process::id()).map(|sample| sample.rss_process_peak_bytes);
-    let row = Row {
-        target: flags.name.clone(),
-        score,
-        peak_rss_bytes: peak.unwrap_or_default(),
-        build_rss_bytes: None,
-    };
+    let name = (&flags.name[..], "--max-seq-len");
+    let row = accuracy::row(name, opened, (&questions, folder), against, &mut progress)?;
     answer(serde_json::to_string(&row).expect("plain data is JSON"))?;
     Ok(Exit::Ok)
 }
@@ -195,16 +176,4 @@ fn end_with_the_parent() {
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
         process::exit(Exit::Interrupted as i32);
     });
-}
-
-/// The first deployment finds no logits and writes them, the others read them.
-fn against(logits: &Path) -> Result<Against, Failed> {
-    let against = if logits.exists() {
-        Player::open(logits).map(Against::First)
-    } else {
-        Recorder::create(logits).map(Against::Itself)
-    };
-    against.map_err(|error| {
-        Failed::new(Exit::StageFailed, format!("cannot open {}: {error}", logits.display()))
-    })
 }

@@ -5,23 +5,20 @@
 
 use std::fs;
 use std::path::Path;
-use std::process;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use smelt_backend::KvOptions;
 use smelt_plan::kind::accuracy::{Accuracy, AccuracyFigures};
-use smelt_runtime::accuracy::distributions::{Player, Recorder};
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
-use smelt_runtime::accuracy::measure::{Against, measure};
 use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::accuracy::report::{Row, document, markdown};
 use smelt_runtime::accuracy::score::{Score, Tally};
 use smelt_runtime::deployment::{Deployment, DeploymentError, Engines};
-use smelt_watch::Sample;
 
 use super::request::{Request, say};
 use super::{Worker, deployment};
+use crate::accuracy::{self, Opened};
 use crate::checkpoint::Beside;
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
@@ -48,20 +45,12 @@ fn run(request: &Request) -> Result<(), Failed> {
     let rows_max = 1 + usize::from(against.is_some());
     let mut session = Session { questions: &questions, folder, rows: Vec::new(), rows_max };
     let kv = KvOptions { max_seq_len: params.max_seq_len, ..KvOptions::default() };
-    let cannot = |error| failed(&format!("open {}", logits.display()), error);
     if let Some(dir) = against {
         say("opening the baseline");
-        let opened = open(dir, kv)?;
-        let recorder = Recorder::create(&logits).map_err(cannot)?;
-        session.measure(BASELINE, opened, Against::Itself(recorder))?;
+        session.measure(BASELINE, accuracy::open(dir, kv)?, &logits)?;
     }
     say("opening the candidate");
-    let opened = candidate(request, kv)?;
-    let compared = match against {
-        Some(_) => Player::open(&logits).map(Against::First),
-        None => Recorder::create(&logits).map(Against::Itself),
-    };
-    let figures = session.measure(CANDIDATE, opened, compared.map_err(cannot)?)?;
+    let figures = session.measure(CANDIDATE, candidate(request, kv)?, &logits)?;
     fs::remove_file(&logits).map_err(|error| failed("remove the logits", error))?;
     write(&request.out, &session.rows, &params)?;
     match params.complaint(figures) {
@@ -72,17 +61,10 @@ fn run(request: &Request) -> Result<(), Failed> {
     }
 }
 
-/// A deployment, and the engines of it that this device runs.
-fn open(dir: &Path, kv: KvOptions) -> Result<(Deployment, Engines), Failed> {
-    let opened = Deployment::open_with(BACKENDS, dir, kv)?;
-    let engines = opened.text.spec.engines(BACKENDS, dir).map_err(DeploymentError::from)?;
-    Ok((opened, engines))
-}
-
 /// What is measured: a deployment as it is, or engines behind the checkpoint's own tokenizer, template and preprocessing.
-fn candidate(request: &Request, kv: KvOptions) -> Result<(Deployment, Engines), Failed> {
+fn candidate(request: &Request, kv: KvOptions) -> Result<Opened, Failed> {
     if let Some(dir) = request.optional_input("deployment") {
-        return open(dir, kv);
+        return accuracy::open(dir, kv);
     }
     let checkpoint = request.checkpoint("checkpoint")?;
     let beside = Beside::of(&checkpoint, &request.out)?;
@@ -110,9 +92,10 @@ impl Session<'_> {
     fn measure(
         &mut self,
         name: &str,
-        (mut opened, engines): (Deployment, Engines),
-        against: Against,
+        opened: Opened,
+        logits: &Path,
     ) -> Result<AccuracyFigures, Failed> {
+        let against = accuracy::against(logits)?;
         let (before, count) = (self.rows.len() * self.questions.len(), self.questions.len());
         let all = self.rows_max * count;
         let mut told: Option<Instant> = None;
@@ -124,23 +107,10 @@ impl Session<'_> {
                 told = Some(Instant::now());
             }
         };
-        let questions = (self.questions, self.folder);
-        let score = measure((&mut opened, &engines), questions, against, &mut progress);
-        let score = score.map_err(Failed::model)?;
-        if score.smaller > 0 {
-            say(&format!(
-                "{name}: pictures of {} questions are shown smaller to fit the context of {} tokens; \"max-seq-len\" makes it longer",
-                score.smaller, opened.text.max_seq_len
-            ));
-        }
-        let figures = figures(&score);
-        let peak = Sample::of(process::id()).map(|sample| sample.rss_process_peak_bytes);
-        self.rows.push(Row {
-            target: name.to_owned(),
-            score,
-            peak_rss_bytes: peak.unwrap_or_default(),
-            build_rss_bytes: None,
-        });
+        let (name, questions) = ((name, "\"max-seq-len\""), (self.questions, self.folder));
+        let row = accuracy::row(name, opened, questions, against, &mut progress)?;
+        let figures = figures(&row.score);
+        self.rows.push(row);
         Ok(figures)
     }
 }
