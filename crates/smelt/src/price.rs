@@ -1,11 +1,9 @@
 //! Says before a run what processor time calibrating and rounding will take.
 
 use smelt_model::price::products_a_second;
-use smelt_plan::Plan;
 use smelt_plan::plan::Stage;
 
 use crate::checkpoints::Checkpoints;
-use crate::commands::explain::Story;
 use crate::load::Standing;
 use crate::stage::worker;
 use crate::table::seconds;
@@ -14,12 +12,12 @@ use crate::table::seconds;
 const SECONDS_MIN: f64 = 10.0;
 
 /// A line for each stage to be run whose price is known and not small.
-pub(crate) fn lines(plan: &Plan, story: &Story<'_>, checkpoints: &Checkpoints<'_>) -> Vec<String> {
-    let is_miss = |at: usize| !matches!(story.standings[at].0, Standing::Hit { .. });
-    let stages = plan.stages().filter(|(id, _)| is_miss(id.index()));
+pub(crate) fn lines(checkpoints: &Checkpoints<'_>) -> Vec<String> {
+    let standings = &checkpoints.story.standings;
+    let is_miss = |at: usize| !matches!(standings[at].0, Standing::Hit { .. });
+    let stages = checkpoints.plan.stages().filter(|(id, _)| is_miss(id.index()));
     let priced = stages.filter_map(|(_, stage)| {
-        let products = worker(stage.kind)?.products;
-        let products = products(plan, stage, &|| checkpoints.model(stage).ok()?)?;
+        let products = worker(stage.kind)?.products?(checkpoints, stage)?;
         Some((stage, products / products_a_second()))
     });
     let dear = priced.filter(|(_, price)| *price >= SECONDS_MIN);

@@ -56,7 +56,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     for line in needs.advice(&story) {
         answer(format_args!("{line}\n"))?;
     }
-    for line in price::lines(&loaded.plan, &story, &checkpoints) {
+    for line in price::lines(&checkpoints) {
         answer(format_args!("{line}\n"))?;
     }
     for line in sees::lines(&checkpoints) {

@@ -12,10 +12,9 @@ use smelt_backend::VisionEngine;
 use smelt_engine::vision as engines;
 use smelt_model::calibrate::{Options, calibrate};
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::model::{Model, Tile};
+use smelt_model::model::Tile;
 use smelt_model::price::calibrating;
 use smelt_model::reference::{self, PromptEmbeds};
-use smelt_plan::Plan;
 use smelt_plan::kind::calibrate::Calibrate;
 use smelt_plan::plan::Stage;
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
@@ -28,6 +27,7 @@ use super::Worker;
 use super::deployment;
 use super::request::{Request, say};
 use crate::checkpoint::Beside;
+use crate::checkpoints::Checkpoints;
 use crate::exit::Failed;
 
 /// A file of prompts larger than this holds more than is ever run.
@@ -87,15 +87,17 @@ pub(crate) struct Asked<'a> {
     pub(crate) rows: usize,
 }
 
-pub(super) const WORKER: Worker = Worker { executes_graphs: true, products, ..Worker::new(run) };
+pub(super) const WORKER: Worker =
+    Worker { executes_graphs: true, products: Some(products), ..Worker::new(run) };
 
 /// The products of the built-in texts; of what was given the words are not counted yet.
-fn products(_: &Plan, stage: &Stage, model: &dyn Fn() -> Option<Model>) -> Option<f64> {
+fn products(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<f64> {
     let gives_files = stage.inputs.iter().any(|input| ["prompts", "images"].contains(&input.field));
     if gives_files || stage.params.contains_key("texts") {
         return None;
     }
-    Some(calibrating(&model()?.llm?, BUILT_IN_TOKENS_MAX))
+    let llm = checkpoints.model(stage).ok()??.llm?;
+    Some(calibrating(&llm, BUILT_IN_TOKENS_MAX))
 }
 
 fn run(request: &Request) -> Result<(), Failed> {

@@ -24,9 +24,8 @@ mod verify;
 use std::io::{self, Read};
 
 use smelt_exec::call_process;
-use smelt_model::model::Model;
+use smelt_plan::Kind;
 use smelt_plan::plan::Stage;
-use smelt_plan::{Kind, Plan};
 
 use self::request::Request;
 use crate::checkpoints::Checkpoints;
@@ -37,7 +36,7 @@ use crate::flags::{StageFlags, StagePart};
 const REQUEST_BYTES_MAX: u64 = 16 << 20;
 
 /// The products of floats that a stage computes, where they are many and known before it runs.
-pub(crate) type Products = fn(&Plan, &Stage, &dyn Fn() -> Option<Model>) -> Option<f64>;
+pub(crate) type Products = fn(&Checkpoints<'_>, &Stage) -> Option<f64>;
 
 /// Why a stage will be refused, by what small files say before anything is built.
 pub(crate) type Refusal = fn(&Checkpoints<'_>, &Stage) -> Option<String>;
@@ -49,19 +48,15 @@ pub(crate) struct Worker {
     /// Whether it executes graphs, for which ONNX Runtime is looked for.
     executes_graphs: bool,
     /// What it computes, where that is worth a word before a run.
-    pub(crate) products: Products,
+    pub(crate) products: Option<Products>,
     /// Whether it can be refused before it is built, and why.
     pub(crate) refusal: Option<Refusal>,
 }
 
 impl Worker {
     const fn new(run: fn(&Request) -> Result<(), Failed>) -> Self {
-        Self { run, executes_graphs: false, products: no_products, refusal: None }
+        Self { run, executes_graphs: false, products: None, refusal: None }
     }
-}
-
-fn no_products(_: &Plan, _: &Stage, _: &dyn Fn() -> Option<Model>) -> Option<f64> {
-    None
 }
 
 /// A row for each kind; nothing of a `command`, which is a program of its own.

@@ -1,10 +1,8 @@
 //! `quantize`: a checkpoint's weights in other types, and a report of what that cost.
 
-use smelt_model::model::Model;
 use smelt_model::packed::write::Format;
 use smelt_model::price::rounding;
 use smelt_model::quantize::{BUDGET, Method, Options, Report, Scheme};
-use smelt_plan::Plan;
 use smelt_plan::kind::quantize::{CheckpointFormat, Quantize, RoundingMethod, WeightScheme};
 use smelt_plan::kind::{self, Kind};
 use smelt_plan::plan::Stage;
@@ -12,11 +10,12 @@ use smelt_plan::plan::Stage;
 use super::Worker;
 use super::request::{Request, say};
 use crate::checkpoint::{self, QuantFormat};
+use crate::checkpoints::Checkpoints;
 use crate::exit::Failed;
 use crate::refusals;
 
 pub(super) const WORKER: Worker =
-    Worker { products, refusal: Some(refusals::of_rounding), ..Worker::new(run) };
+    Worker { products: Some(products), refusal: Some(refusals::of_rounding), ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
@@ -38,13 +37,14 @@ fn run(request: &Request) -> Result<(), Failed> {
 }
 
 /// The products of rounding by what a `calibrate` stage sees.
-fn products(plan: &Plan, stage: &Stage, model: &dyn Fn() -> Option<Model>) -> Option<f64> {
+fn products(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<f64> {
     let params: Quantize = kind::typed(&stage.params).ok()?;
-    let mut needs = stage.needs().map(|id| plan.stage(id));
+    let mut needs = stage.needs().map(|id| checkpoints.plan.stage(id));
     let calibration = needs.find(|need| need.kind == Kind::Calibrate)?;
     let samples: usize = kind::param(&calibration.params, "tokens")?;
     let budget = params.budget.unwrap_or(BUDGET);
-    Some(rounding(&model()?.llm?, method(params.method), budget, samples))
+    let llm = checkpoints.model(stage).ok()??.llm?;
+    Some(rounding(&llm, method(params.method), budget, samples))
 }
 
 fn scheme(word: WeightScheme) -> Scheme {
