@@ -7,12 +7,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
 use smelt_model::checkpoint::{Checkpoint, INDEX_FILE, WEIGHTS_FILE};
 use smelt_model::model::Model;
-use smelt_model::quantize::{self, Options, Scheme};
+use smelt_model::quantize::check_unpacked;
 use smelt_plan::plan::{HubPin, Stage};
-use smelt_plan::{Kind, Plan, StageId};
+use smelt_plan::{Kind, Plan, StageId, kind};
 use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
@@ -21,7 +20,7 @@ use crate::checkpoints::{Checkpoints, count, input};
 use crate::exit::{Exit, Failed};
 use crate::load::Standing;
 use crate::sees::{Unseen, image_processor_of, tower_of};
-use crate::stage::{Refusal, deployment, worker};
+use crate::stage::{Refusal, deployment, quantize, worker};
 
 /// Whether a plan has stages that could be refused so: of others nothing need be looked up.
 pub(crate) fn may_be(plan: &Plan) -> bool {
@@ -79,15 +78,8 @@ fn opened(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<Result<Checkpo
 
 /// Weights that are integers already, where the stage does not say that they may be rounded once more.
 fn packed(stage: &Stage, checkpoint: &Checkpoint) -> Option<String> {
-    let scheme = |name: &str| Scheme::parse(stage.params.get(name)?.as_str()?);
-    let may = stage.params.get("allow-requantize").and_then(Value::as_bool);
-    let options = Options {
-        head: scheme("head"),
-        embeddings: scheme("embeddings"),
-        allow_requantize: may == Some(true),
-        ..Options::plain(scheme("scheme")?)
-    };
-    quantize::check_unpacked(checkpoint, &options).err().map(|error| error.to_string())
+    let options = quantize::options(kind::typed(&stage.params).ok()?);
+    check_unpacked(checkpoint, &options).err().map(|error| error.to_string())
 }
 
 /// A tokenizer that nobody can use, with which `verify` asks.

@@ -15,7 +15,7 @@ pub(crate) mod film;
 mod graph_surgery;
 mod llm_engine_build;
 mod onnx_export;
-mod quantize;
+pub(crate) mod quantize;
 mod source;
 mod strict;
 mod tune;

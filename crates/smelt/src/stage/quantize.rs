@@ -20,20 +20,24 @@ pub(super) const WORKER: Worker =
 fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let params: Quantize = request.typed()?;
-    let options = Options {
+    let form = form(params.format);
+    let options = Options { calibration: request.optional_input("calibration"), ..options(params) };
+    let report = checkpoint::quantize(&checkpoint, &options, form, &request.out, &mut say)?;
+    report.iter().flat_map(Report::table).for_each(|line| say(&line));
+    Ok(())
+}
+
+/// How a stage with these params rounds, but for what a `calibrate` stage saw.
+pub(crate) fn options(params: Quantize) -> Options<'static> {
+    Options {
         head: params.head.map(scheme),
         embeddings: params.embeddings.map(scheme),
         method: method(params.method),
         budget: params.budget.unwrap_or(BUDGET),
         exclude: params.exclude,
         allow_requantize: params.allow_requantize,
-        calibration: request.optional_input("calibration"),
         ..Options::plain(scheme(params.scheme))
-    };
-    let form = form(params.format);
-    let report = checkpoint::quantize(&checkpoint, &options, form, &request.out, &mut say)?;
-    report.iter().flat_map(Report::table).for_each(|line| say(&line));
-    Ok(())
+    }
 }
 
 /// The products of rounding by what a `calibrate` stage sees.
