@@ -13,6 +13,7 @@ use smelt_runtime::image::{Grid, ImageOptions, ImageProcessor, PreprocessorConfi
 use crate::checkpoints::{Checkpoints, Read, count, input};
 use crate::photographs;
 use crate::stage::deployment::cutting_by;
+use crate::towers;
 
 /// Why it is not said how a deployment will see.
 pub(crate) enum Unseen {
@@ -128,9 +129,7 @@ fn image_processor(
     let Some(vision) = seeing.vision.as_ref().filter(|vision| vision.input().is_some()) else {
         return Ok(None);
     };
-    let named = tower.params.get("grids").and_then(|grids| grids.as_array()).into_iter().flatten();
-    let named = named.filter_map(|grid| grid.as_str()?.parse().ok());
-    let sizes = vision.grids(&named.collect::<Vec<Picture>>());
+    let sizes = vision.grids(&towers::grids(tower));
     let sizes = sizes.map_err(|error| Unseen::NotKnown(error.to_string()))?;
     let grid = |(Picture { height, width }, tokens)| Grid { size: Size { height, width }, tokens };
     let mut grids: Vec<Grid> = sizes.into_iter().map(grid).collect();

@@ -84,7 +84,7 @@ fn is_vision(stage: &Stage) -> bool {
 }
 
 /// The sizes of pictures that an export is for; one that cannot be read is told by the export.
-fn grids(stage: &Stage) -> Vec<Grid> {
+pub(crate) fn grids(stage: &Stage) -> Vec<Grid> {
     let texts = stage.params.get("grids").and_then(Value::as_array).into_iter().flatten();
     texts.filter_map(|text| text.as_str()?.parse().ok()).collect()
 }
