@@ -5,7 +5,7 @@ mod looking;
 mod talk;
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use smelt_backend::{KvOptions, MemoryPlace, RunError};
@@ -63,8 +63,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let Some(prompt) = &flags.prompt else {
         return talk::talk(open()?, &sampling_params, flags);
     };
-    let pictures = flags.image.iter().map(|path| Image::open(path).map(MediaItem::from));
-    let pictures = pictures.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
+    let pictures = pictures(&flags.image)?;
     let deployment = open()?;
     let films = flags.video.iter().map(|path| film(path, &deployment.text, flags.frames));
     let films = films.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
@@ -112,6 +111,12 @@ pub(super) fn ask(
 
 /// What runs call it that wait for the memory that it may take.
 const NAME: &str = "smelt chat";
+
+/// Reads pictures.
+pub(super) fn pictures(paths: &[PathBuf]) -> Result<Vec<MediaItem>, Failed> {
+    let pictures = paths.iter().map(|path| Image::open(path).map(MediaItem::from));
+    pictures.collect::<Result<_, _>>().map_err(Failed::model)
+}
 
 /// What is shown of a film.
 fn film(path: &Path, text: &Text, frames: FrameFlags) -> Result<MediaItem, String> {

@@ -1,10 +1,7 @@
 //! `smelt demo`: a first true answer, by a small model that smelt carries, then what to try next.
 
-use std::path::PathBuf;
-
 use smelt_backend::KvOptions;
 use smelt_runtime::generate::SamplingParams;
-use smelt_runtime::image::{Image, MediaItem};
 
 use super::{chat, open};
 use crate::carried;
@@ -28,13 +25,13 @@ This model knows pictures of coloured shapes and signs, and nothing else.  Try n
   smelt doctor                                      what would make builds of real models fail here";
 
 pub(crate) fn run(flags: &DemoFlags) -> Result<Exit, Failed> {
-    let own = (!flags.image.is_empty()).then(|| pictures(&flags.image)).transpose()?;
+    let own = (!flags.image.is_empty()).then(|| chat::pictures(&flags.image)).transpose()?;
     let carried = carried::unpack()?;
     let (shown, paths, usual) = match own {
         Some(own) => (own, flags.image.clone(), PROMPT_OF_ANY),
         None => {
             let paths = vec![carried.picture.clone()];
-            (pictures(&paths)?, paths, PROMPT)
+            (chat::pictures(&paths)?, paths, PROMPT)
         }
     };
     let prompt = flags.prompt.as_deref().unwrap_or(usual);
@@ -46,10 +43,4 @@ pub(crate) fn run(flags: &DemoFlags) -> Result<Exit, Failed> {
     let exit = chat::ask(deployment, prompt, Vec::new(), shown, &params)?;
     tell(NEXT);
     Ok(exit)
-}
-
-/// Reads pictures.
-fn pictures(paths: &[PathBuf]) -> Result<Vec<MediaItem>, Failed> {
-    let pictures = paths.iter().map(|path| Image::open(path).map(MediaItem::from));
-    pictures.collect::<Result<_, _>>().map_err(Failed::model)
 }
