@@ -42,9 +42,13 @@ pub(crate) struct Built {
     pub(crate) sets: Vec<String>,
 }
 
-/// All deployments of the store, those that were used last first.
+/// All deployments of the store, those that were used last first.  A store that is not there has none; whoever looks
+/// makes none.
 pub(crate) fn all() -> Result<Vec<Built>, Failed> {
     let root = load::root()?;
+    if !root.exists() {
+        return Ok(Vec::new());
+    }
     let mut inventory = Store::open_read_only(&root, Wait::Yes)?.inventory()?;
     inventory.outputs.sort_by_key(|output| std::cmp::Reverse((output.used_ns, output.tree)));
     let of = |output: &OutputItem| {

@@ -12,8 +12,7 @@ use crate::table::{Table, ago, bytes};
 
 pub(crate) fn run(flags: &ListFlags) -> Result<Exit, Failed> {
     let root = load::root()?;
-    // A store that is not there has none; whoever looks makes none.
-    let all = if root.exists() { built::all()? } else { Vec::new() };
+    let all = built::all()?;
     if flags.json {
         let list: Vec<Value> = all.iter().map(Built::as_json).collect();
         answer(format_args!("{}\n", json!({ "store": root, "deployments": list })))?;

@@ -16,7 +16,7 @@ use crate::table::bytes;
 
 pub(crate) fn run(flags: &RmFlags) -> Result<Exit, Failed> {
     let root = load::root()?;
-    let mut all = if root.exists() { built::all()? } else { Vec::new() };
+    let mut all = built::all()?;
     // Names are told apart before the first one goes.
     let meant = flags.names.iter().map(|name| find(&all, name));
     let meant: BTreeSet<Digest> = meant.collect::<Result<_, _>>()?;

@@ -49,9 +49,7 @@ fn listed(target: &Path) -> Result<Option<PathBuf>, Failed> {
 /// What could be named instead; nothing where nobody knows.
 fn instead(target: &Path) -> String {
     let (pipeline, _) = split(target);
-    let is_there = load::root().is_ok_and(|root| root.exists());
-    let all = if is_there { built::all().unwrap_or_default() } else { Vec::new() };
-    built::instead(&all, &pipeline)
+    built::instead(&built::all().unwrap_or_default(), &pipeline)
 }
 
 fn in_pipeline(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
