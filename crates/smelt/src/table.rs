@@ -57,6 +57,17 @@ impl fmt::Display for Table {
     }
 }
 
+/// The first `max` of some names, and how many more there are.
+pub(crate) fn some<S: AsRef<str>>(names: impl IntoIterator<Item = S>, max: usize) -> String {
+    let names: Vec<S> = names.into_iter().collect();
+    let named: Vec<&str> = names.iter().take(max).map(AsRef::as_ref).collect();
+    let named = named.join(", ");
+    match names.len().saturating_sub(max) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
 /// When something was used that was not used for so many nanoseconds: `today`, or in days, which is as exact as it is
 /// known.
 pub(crate) fn ago(idle_ns: i64) -> String {

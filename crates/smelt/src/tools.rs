@@ -24,6 +24,7 @@ use smelt_store::{Store, is_disk_failing};
 use crate::exit::{Exit, Failed};
 use crate::last_run::LastRun;
 use crate::pins::{NoPin, WithUnread, digest, real};
+use crate::table::some;
 use shell::Started;
 
 /// The kernel reads no more of a script's first line.
@@ -275,7 +276,7 @@ pub(crate) fn may_have(stage: &Stage) -> bool {
 pub(crate) fn not_in_keys(plan: &Plan) -> Option<String> {
     let all: BTreeSet<&str> = commands(plan).filter_map(by_name).collect();
     let first = all.first()?;
-    let named = some(&all);
+    let named = some(&all, NAMED_MAX);
     Some(format!(
         "in no key, so results stay when they change: {named} (tool = [\"{first}\"] makes it count)"
     ))
@@ -293,7 +294,7 @@ pub(crate) fn unknown(plan: &Plan) -> Option<String> {
         })
     };
     let all: BTreeSet<String> = commands(plan).flat_map(of).collect();
-    let named = some(&all.iter().map(String::as_str).collect());
+    let named = some(&all, NAMED_MAX);
     (!all.is_empty()).then(|| {
         format!(
             "what these start cannot be told beforehand, so results stay when it changes: {named} \
@@ -304,15 +305,6 @@ pub(crate) fn unknown(plan: &Plan) -> Option<String> {
 
 fn commands(plan: &Plan) -> impl Iterator<Item = &Stage> {
     plan.stages().map(|(_, stage)| stage).filter(|stage| stage.kind == Kind::Command)
-}
-
-/// The first of them, and how many more there are.
-fn some(all: &BTreeSet<&str>) -> String {
-    let named = all.iter().copied().take(NAMED_MAX).collect::<Vec<_>>().join(", ");
-    match all.len().saturating_sub(NAMED_MAX) {
-        0 => named,
-        rest => format!("{named} and {rest} more"),
-    }
 }
 
 /// The program of a stage that is found by `PATH` and not declared.

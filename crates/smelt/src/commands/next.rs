@@ -8,6 +8,7 @@ use crate::console::tell_raw;
 use crate::exit::{Exit, Failed};
 use crate::history::History;
 use crate::load;
+use crate::table::some;
 use crate::unfinished;
 
 /// Where pipelines lie: here, and in the folder of that name.
@@ -100,7 +101,8 @@ fn row(command: impl Into<String>, why: impl Into<String>) -> Row {
 
 /// What there is and what to do about it, in lines.
 fn advice(here: &Here) -> String {
-    let resume = || row("smelt resume", format!("goes on with {}", some(&here.unfinished)));
+    let resume =
+        || row("smelt resume", format!("goes on with {}", some(&here.unfinished, NAMED_MAX)));
     let mut rows: Vec<Row> = Vec::new();
     rows.extend((!here.unfinished.is_empty()).then(resume));
     rows.extend(of_built(&here.built));
@@ -161,15 +163,6 @@ fn what(here: &Here) -> String {
         0 => format!("Nothing that can be asked is built in {store}, and {pipelines}."),
         1 => format!("A deployment is built in {store}, and {pipelines}."),
         count => format!("{count} deployments are built in {store}, and {pipelines}."),
-    }
-}
-
-/// Some names, and how many more there are.
-fn some(names: &[String]) -> String {
-    let shown = names[..names.len().min(NAMED_MAX)].join(", ");
-    match names.len().saturating_sub(NAMED_MAX) {
-        0 => shown,
-        more => format!("{shown} and {more} more"),
     }
 }
 
