@@ -11,7 +11,7 @@ mod show;
 mod watch;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Command, CommandFactory as _, Parser};
 use smelt_backend::KvType;
@@ -172,6 +172,13 @@ pub(crate) struct PipelineFlags {
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
+}
+
+impl PipelineFlags {
+    /// The folder that the pipeline's relative paths start from; empty for the one we are in.
+    pub(crate) fn folder(&self) -> &Path {
+        self.pipeline.parent().unwrap_or_else(|| Path::new(""))
+    }
 }
 
 #[derive(Debug, Args)]

@@ -137,8 +137,7 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
         Access::Build(_, stop) => Ask::HubForRun(stop),
     };
     let pins = pins::all(&pipeline, &flags.pipeline, addresses, ask, &store)?;
-    let folder = flags.pipeline.parent().unwrap_or_else(|| Path::new(""));
-    let absolute = |path: &str| std::path::absolute(folder.join(path));
+    let absolute = |path: &str| std::path::absolute(flags.folder().join(path));
     let roots = pipeline.paths().into_iter().filter_map(|path| absolute(path).ok()).collect();
     let plan = Plan::in_order(pipeline, order, &pins);
     check_inputs(&file, &plan, &store)?;

@@ -1,7 +1,5 @@
 //! `smelt plan`: says what a run would do, as a table or as JSON.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 use smelt_exec::Confinement;
 use smelt_plan::admission::Basis;
@@ -66,7 +64,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
         answer(format_args!("{}\n", refusals::line(&loaded.plan, id, why)))?;
     }
     answer(format_args!("{}\n", confinement.words()))?;
-    let folder = flags.pipeline.pipeline.parent().unwrap_or_else(|| Path::new(""));
+    let folder = flags.pipeline.folder();
     for line in exposed::lines(&loaded.plan, folder, loaded.store.root(), confinement.way) {
         answer(format_args!("{line}\n"))?;
     }

@@ -1,7 +1,6 @@
 //! `smelt run`: builds what a pipeline describes and prints the summary.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
@@ -86,7 +85,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         tell(format_args!("smelt: {line}"));
     }
     warn_of_refusals(&loaded, &last, &wishes)?;
-    let folder = flags.pipeline.pipeline.parent().unwrap_or_else(|| Path::new(""));
+    let folder = flags.pipeline.folder();
     exposed::lines(plan, folder, store.root(), confinement.way).into_iter().for_each(warn);
     let alike = Alike::read(store);
     let towers = Towers::of_run(&loaded)?;
