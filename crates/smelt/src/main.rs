@@ -2,7 +2,7 @@
 //!
 //! The only place that turns errors into exit codes and text; see [`exit`].
 
-// They panic when a reader has gone away; `say` does not.
+// They panic when a reader has gone away; `console` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod accuracy;

@@ -10,7 +10,7 @@ const PHOTOGRAPHS: [(&str, Size); 2] =
 /// So many of a conversation are told of.
 const SEVERAL: usize = 6;
 
-/// What photographs cost models with these eyes in a context of so many tokens, where the model has so many
+/// What photographs cost models that see by this processor in a context of so many tokens, where the model has so many
 /// positions; a warning where the largest does not fit, or none does.
 pub(crate) fn lines(
     image_processor: &ImageProcessor,

@@ -18,7 +18,7 @@ use crate::table::bytes;
 use crate::telling::Telling;
 
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
-    let order = ExportOptions::of(flags);
+    let options = ExportOptions::of(flags);
     let one = match flags.part {
         flags::ExportPart::Vision => Some(ModelPart::Vision),
         flags::ExportPart::Llm => Some(ModelPart::Llm),
@@ -26,16 +26,16 @@ pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
         flags::ExportPart::Classifier => Some(ModelPart::Classifier),
         flags::ExportPart::All => None,
     };
-    one.map_or(Ok(()), |part| order.check(&[part]))?;
+    one.map_or(Ok(()), |part| options.check(&[part]))?;
     let out = AtomicDir::begin(&flags.out)?;
     let given = open_checkpoint::open(&flags.checkpoint, &flags.out)?;
     let mut telling = Telling::new();
     let mut say = |line: &str| telling.hear(line);
     match one {
         Some(part) => {
-            order.fill(&given.checkpoint, part, out.path(), &mut say).map_err(Failed::model)?
+            options.fill(&given.checkpoint, part, out.path(), &mut say).map_err(Failed::model)?
         }
-        None => all(&order, &given.checkpoint, out.path(), &mut say)?,
+        None => all(&options, &given.checkpoint, out.path(), &mut say)?,
     }
     drop(telling);
     out.finish()?;
@@ -62,15 +62,15 @@ fn count(dir: &Path) -> (usize, u64) {
 
 /// Exports every part that is there, each into a directory of its own.
 fn all(
-    order: &ExportOptions,
+    options: &ExportOptions,
     checkpoint: &Checkpoint,
     out: &Path,
     say: &mut dyn FnMut(&str),
 ) -> Result<(), Failed> {
     let here = PARTS.iter().filter(|(part, _)| checkpoint.has(*part));
-    order.check(&here.clone().map(|(part, _)| *part).collect::<Vec<_>>())?;
+    options.check(&here.clone().map(|(part, _)| *part).collect::<Vec<_>>())?;
     for (part, name) in here {
-        order.fill(checkpoint, *part, &out.join(name), say).map_err(Failed::model)?;
+        options.fill(checkpoint, *part, &out.join(name), say).map_err(Failed::model)?;
     }
     Ok(())
 }
@@ -83,7 +83,7 @@ const PARTS: [(ModelPart, &str); 4] = [
     (ModelPart::Classifier, "classifier"),
 ];
 
-/// How parts are exported; the stage of a pipeline orders the same.
+/// How parts are exported; the stage of a pipeline has the same options.
 #[derive(Debug, Clone)]
 pub(crate) struct ExportOptions {
     pub(crate) dtype: Dtype,
