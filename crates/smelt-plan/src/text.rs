@@ -48,12 +48,17 @@ impl<'a> Lines<'a> {
 
 /// The known word nearest to `word`, if it is near enough to be a slip of the finger.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    known
-        .into_iter()
-        .map(|candidate| (edits(word, candidate), candidate))
-        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 3)
-        .min()
-        .map(|(_, candidate)| candidate)
+    near(word, known).first().copied()
+}
+
+/// The known words that are near enough to `word` to be meant by it, the nearest first.
+pub fn near<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let distances = known.into_iter().map(|candidate| (edits(word, candidate), candidate));
+    let is_near = |(distance, candidate): &(usize, &str)| *distance <= 1 + candidate.len() / 3;
+    let mut near: Vec<(usize, &str)> = distances.filter(is_near).collect();
+    near.sort_unstable();
+    near.dedup();
+    near.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
 /// Levenshtein distance.
@@ -98,5 +103,6 @@ mod tests {
         assert_eq!(nearest("checkpiont", known), Some("checkpoint"));
         assert_eq!(nearest("dtyp", known), Some("dtype"));
         assert_eq!(nearest("banana", known), None);
+        assert_eq!(near("parts", ["path", "part", "part", "dtype"]), ["part", "path"]);
     }
 }

@@ -166,25 +166,32 @@ pub(crate) fn instead(all: &[Built], file: &Path) -> String {
     }
 }
 
+/// A deployment of that name, of which nothing else is known.
+#[cfg(test)]
+pub(crate) fn of_model(model: &str, tree: Digest) -> Built {
+    Built {
+        tree,
+        dir: PathBuf::from("out").join(tree.to_string()),
+        model: model.to_owned(),
+        kind: "-",
+        bytes: 0,
+        used_s: 0,
+        idle_ns: 0,
+        run: None,
+        stage: String::new(),
+        pipeline: String::new(),
+        file: Some("/home/p.toml".into()),
+        sets: Vec::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn built(first: u8, model: &str, sets: &[&str]) -> Built {
-        Built {
-            tree: Digest::from_bytes([first; 32]),
-            dir: PathBuf::new(),
-            model: model.to_owned(),
-            kind: "-",
-            bytes: 0,
-            used_s: 0,
-            idle_ns: 0,
-            run: None,
-            stage: String::new(),
-            pipeline: String::new(),
-            file: Some("/home/p.toml".into()),
-            sets: sets.iter().map(|&set| set.to_owned()).collect(),
-        }
+        let sets = sets.iter().map(|&set| set.to_owned()).collect();
+        Built { sets, ..of_model(model, Digest::from_bytes([first; 32])) }
     }
 
     #[test]
