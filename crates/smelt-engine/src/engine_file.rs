@@ -123,6 +123,15 @@ impl TensorSpec {
     }
 }
 
+/// Bytes of the file in which these tensors lie one after another, as [`EngineWriter`] writes it; `None` when no file is
+/// that large.
+pub fn weights_bytes<'a>(tensors: impl IntoIterator<Item = &'a TensorSpec>) -> Option<u64> {
+    let end = tensors.into_iter().try_fold(0u64, |at, spec| {
+        at.checked_next_multiple_of(TENSOR_ALIGN)?.checked_add(spec.bytes()?)
+    });
+    end?.checked_next_multiple_of(FILE_ALIGN)
+}
+
 /// Bytes of `shape` numbers of type `dtype`; `None` when the product overflows.
 pub(crate) fn byte_len(dtype: Dtype, shape: &[usize]) -> Option<u64> {
     let count = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))?;

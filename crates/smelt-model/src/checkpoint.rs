@@ -25,6 +25,7 @@ use crate::packed::quantization::Quantization;
 use crate::safetensors::{SafetensorsError, Shards, Tensor};
 use crate::scheme::{self, Mark, Scheme};
 
+mod described;
 mod error;
 mod packed_rows;
 mod packing;
@@ -392,6 +393,11 @@ impl Checkpoint {
     }
 
     fn read_at(&self, weight: &Weight, at: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
+        if weight.is_described() {
+            let (path, shape) = (self.files.path().into(), weight.logical.clone());
+            let tensor = weight.name.clone();
+            return Err(CheckpointError::MissingTensor { path, tensor, shape });
+        }
         let size = weight.size_bytes();
         let is_outside = at.checked_add(out.len() as u64).is_none_or(|end| end > size);
         if weight.is_made() && is_outside {
@@ -506,7 +512,9 @@ impl Checkpoint {
     }
 
     fn is_stored(&self, name: &str) -> bool {
-        self.sources(name).iter().all(|source| self.packing.has(&self.files, source))
+        let is_found = |source: &String| self.packing.has(&self.files, source);
+        // Of what is only described there are weights and no files.
+        self.weights.contains_key(name) || self.sources(name).iter().all(is_found)
     }
 
     /// Finds every tensor there must be, and makes sure that there is no other.

@@ -6,10 +6,13 @@ mod build;
 mod convert;
 mod grids;
 mod pack;
+mod size;
 
 use smelt_engine::tactics::Tactics;
 
 pub use build::{BuildError, build};
+pub use size::tower_bytes;
+
 pub(crate) use build::{tried_inputs, try_sizes};
 pub(crate) use convert::input_file;
 

@@ -4,12 +4,14 @@
 
 mod build;
 mod pack;
+mod size;
 
 use smelt_engine::llm::LlmEngine;
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 
 pub use build::{BuildError, build, build_with};
 pub use pack::{Unpacked, unpacked};
+pub use size::{LlmSize, size};
 pub use smelt_backend::Limits;
 
 /// The first size or tensor in which `engine` is not one of `checkpoint`, in words; numbers are not compared.

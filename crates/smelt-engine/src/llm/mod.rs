@@ -52,6 +52,12 @@ const CHUNK_TOKENS: usize = 128;
 /// Rows of logits held at a time where all are shown: 10 MB of a large vocabulary.
 const SHOWN_ROWS: usize = 16;
 
+/// What a block of keys and values of a decoder of these sizes takes, none of which is held.
+pub fn kv_block(layers: usize, kv_heads: usize, head_dim: usize, kind: KvType) -> KvUsage {
+    let head = HeadShape { dim: head_dim, kind };
+    Cache::new(KvShape { layers, kv_heads, head }, 0, 0, None).usage()
+}
+
 /// The sizes of a decoder, as `engine.json` keeps them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -99,6 +99,11 @@ impl Weight {
         matches!(self.source, Source::Made(_))
     }
 
+    /// Whether it is only described, and no byte of it is here.
+    pub(super) fn is_described(&self) -> bool {
+        matches!(&self.source, Source::Pieces(pieces) if pieces.is_empty())
+    }
+
     /// Bytes of a row of the first dimension.
     pub(super) fn row_bytes(&self) -> usize {
         self.shape.iter().skip(1).product::<usize>() * self.dtype.size_bytes()

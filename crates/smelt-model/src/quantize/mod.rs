@@ -316,6 +316,24 @@ pub fn quantize(
     Ok(report)
 }
 
+/// What [`quantize`] would make of `ckpt`, of which no weight need be here: a checkpoint that is only described, too.
+///
+/// # Errors
+/// [`QuantizeError`] where it would be refused for its tensors alone.
+pub fn described(ckpt: &Checkpoint, options: &Options<'_>) -> Result<Checkpoint, QuantizeError> {
+    check_unpacked(ckpt, options)?;
+    ckpt.decoder()?;
+    let targets = targets(ckpt, options)?;
+    let tensors = targets.iter().flat_map(|target| {
+        let specs = target.specs().into_iter().enumerate();
+        specs.map(|(index, spec)| match index {
+            0 => (spec, target.shape.clone(), target.grid()),
+            _ => (spec.clone(), spec.shape, None),
+        })
+    });
+    Ok(ckpt.with_decoder(tensors, options.mark()))
+}
+
 /// How many numbers there are to round: what is only copied takes next to no time.
 fn numbers(targets: &[Target]) -> usize {
     let rounded = targets.iter().filter(|target| target.grid().is_some());

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use crate::checkpoint::{CONFIG_FILE, WEIGHTS_FILE};
 use crate::families;
+use crate::model::ModelPart;
 use crate::safetensors::SafetensorsError;
 pub(crate) use sizes::{Dimensions, Size, text_files};
 pub(crate) use weights::EMBEDDING;
@@ -84,6 +85,11 @@ pub fn configuration(name: &str, file: &str) -> Option<String> {
         sizes::PREPROCESSOR_FILE => size.dimensions.preprocessor_json(),
         _ => None,
     }
+}
+
+/// What is stored of the model of that name.
+pub(crate) fn parts(name: &str) -> Option<&'static [ModelPart]> {
+    families::synthetic().find(|size| size.name == name).map(|size| size.dimensions.parts())
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> SyntheticError {
