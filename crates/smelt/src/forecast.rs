@@ -10,6 +10,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use smelt_exec::{RunReport, StageReport, StageStatus, Task};
+use smelt_fit::building;
 use smelt_plan::admission::{Basis, Forecast};
 use smelt_plan::kind::{MemoryUse, Values};
 use smelt_plan::pipeline::Limits;
@@ -20,17 +21,6 @@ use smelt_store::Store;
 use crate::last_run::{LastRun, Took};
 use crate::towers::Towers;
 
-/// What stages that stream hold at most: one block of a tensor in, one out, and the graph.  Of models of
-/// 2B they were measured to hold a quarter of it.
-const STREAMING_BYTES: u64 = 48 << 20;
-/// What calibrating and rounding by what was seen hold of a model of 2B: activations between two layers, a
-/// thousand rows inside one, and what is kept of them.  It grows with the widths of the model, hence by
-/// less than its size.
-const LEARNING_BYTES: u64 = 512 << 20;
-/// The least that they hold: blocks of weights, and the built-in texts.
-const LEARNING_BYTES_MIN: u64 = 96 << 20;
-/// The bytes of a checkpoint of 2B.
-const LEARNT_FROM_BYTES: u64 = 4 << 30;
 /// Of stages of one kind and way so many are remembered.
 const ALIKE_MAX: usize = 16;
 /// A stage that reads over this many times more than one before it is not like it.
@@ -169,10 +159,9 @@ impl Asked<'_> {
         let learned = known(Basis::Learned, took.filter(is_same).map(|took| took.held_bytes));
         let before = || known(Basis::Alike, took.map(|took| took.held_bytes));
         let bytes = || match kind.memory(self.params) {
-            MemoryUse::Streams => Some(STREAMING_BYTES),
-            MemoryUse::Learns => Some(learning(input_bytes()?)),
-            // Weights are packed before it is executed once.
-            MemoryUse::Executes => Some(self.tower?.saturating_add(STREAMING_BYTES)),
+            MemoryUse::Streams => Some(building::STREAMING_BYTES),
+            MemoryUse::Learns => Some(building::learning(input_bytes()?)),
+            MemoryUse::Executes => Some(building::executing(self.tower?)),
             MemoryUse::Unknown => None,
         };
         let estimated = || known(Basis::Estimated, bytes());
@@ -183,12 +172,6 @@ impl Asked<'_> {
         let declared = || known(Basis::Declared, self.limits.memory_bytes_max);
         learned.or_else(estimated).or_else(like).or_else(before).or_else(declared)
     }
-}
-
-/// What a stage holds at most that learns from what a model's layers are fed, which it reads with the model.
-fn learning(input_bytes: u64) -> u64 {
-    let share = LEARNING_BYTES.saturating_mul(input_bytes / 1024) / (LEARNT_FROM_BYTES / 1024);
-    share.clamp(LEARNING_BYTES_MIN, LEARNING_BYTES)
 }
 
 /// The params that decide how a kind works; deployments that were only written before say nothing of those
@@ -266,13 +249,9 @@ mod tests {
     }
 
     #[test]
-    fn what_learns_from_a_model_holds_a_part_of_it() {
+    fn what_is_calibrated_learns_from_a_model() {
         let params = |method: &str| Values::from([("method".to_owned(), Value::from(method))]);
         assert_eq!(Kind::Quantize.memory(&params("best")), MemoryUse::Learns);
-        assert_eq!(learning(4 << 30), 512 << 20);
-        assert_eq!(learning(1 << 30), 128 << 20);
-        assert_eq!(learning(1000), LEARNING_BYTES_MIN);
-        assert_eq!(learning(u64::MAX), LEARNING_BYTES);
         assert_ne!(Kind::Quantize.memory(&params("rtn")), MemoryUse::Learns);
         assert_eq!(Kind::Calibrate.memory(&Values::new()), MemoryUse::Learns);
     }

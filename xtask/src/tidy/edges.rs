@@ -11,7 +11,7 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 21] = [
+const EDGES: [(&str, &[&str]); 22] = [
     ("smelt-random", &[]),
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
@@ -20,6 +20,7 @@ const EDGES: [(&str, &[&str]); 21] = [
     ("smelt-hub", &[]),
     ("smelt-plot", &[]),
     ("smelt-family", &[]),
+    ("smelt-fit", &[]),
     ("smelt-backend", &["smelt-random"]),
     ("smelt-load", &["smelt-plot", "smelt-watch"]),
     ("smelt-model", &["smelt-backend", "smelt-family", "smelt-onnx", "smelt-tensor"]),
@@ -41,6 +42,7 @@ const EDGES: [(&str, &[&str]); 21] = [
             "smelt-watch",
             "smelt-doctor",
             "smelt-exec",
+            "smelt-fit",
             "smelt-hub",
             "smelt-load",
             "smelt-plot",

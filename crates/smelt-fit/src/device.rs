@@ -1,0 +1,163 @@
+//! Describes devices: memory, processors, and how fast both are, as far as that is known.
+
+use serde::Serialize;
+
+/// What a device has.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DeviceProfile {
+    /// What a person calls it.
+    pub name: String,
+    /// Bytes of memory that its kernel hands out.
+    pub memory_bytes: u64,
+    /// Bytes of swap.
+    pub swap_bytes: u64,
+    /// Its processors' cores.
+    pub cores: usize,
+    /// Bytes that all cores together read from memory in a second.
+    pub memory_rate: Option<Rate>,
+    /// Multiplications of f32 that one core does in a second.
+    pub core_rate: Option<Rate>,
+}
+
+/// So many of something in a second.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Rate {
+    /// How many.
+    pub per_second: f64,
+    /// How that is known.
+    pub basis: RateBasis,
+}
+
+/// How a rate is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RateBasis {
+    /// It was measured on the device.
+    Measured,
+    /// It follows from the instructions of its processors.
+    Estimated,
+    /// Its maker says so.
+    Stated,
+}
+
+impl RateBasis {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Measured => "measured",
+            Self::Estimated => "estimated",
+            Self::Stated => "by its maker's figures",
+        }
+    }
+}
+
+/// A device that is known by name: name, GB, cores, and GB a second as its maker states them.
+type Known = (&'static str, u64, usize, f64);
+
+/// Devices that are asked for by name.
+const KNOWN: [Known; 8] = [
+    ("orin-nano-4gb", 4, 6, 34.0),
+    ("orin-nano-8gb", 8, 6, 68.0),
+    ("orin-nx-8gb", 8, 6, 102.0),
+    ("orin-nx-16gb", 16, 8, 102.0),
+    ("agx-orin-32gb", 32, 8, 204.0),
+    ("agx-orin-64gb", 64, 12, 204.0),
+    ("raspberry-pi-5-4gb", 4, 4, 17.0),
+    ("raspberry-pi-5-8gb", 8, 4, 17.0),
+];
+
+/// Of a module's memory the kernel hands out so many hundredths: the rest is the firmware's and its own.
+const HANDED_OUT_PERCENT: u64 = 93;
+/// What a core with vectors of four numbers multiplies in a second.
+const CORE_OF_BOARD: f64 = 10e9;
+/// The least memory that is asked for by its size.
+const GB_MIN: f64 = 0.25;
+/// The most.
+const GB_MAX: f64 = 16_384.0;
+
+/// What the system and other programs keep of a device's memory: a tenth, and a service or two.
+const OTHERS_BYTES: u64 = 384 << 20;
+
+impl DeviceProfile {
+    /// The device of a word: a name of the table, or a size as `8GB`.
+    pub fn named(word: &str) -> Option<Self> {
+        let lower = word.to_lowercase();
+        let known = KNOWN.iter().find(|(name, ..)| *name == lower);
+        known.map(of_table).or_else(|| of_size(word, &lower))
+    }
+
+    /// The names that [`Self::named`] knows.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        KNOWN.iter().map(|(name, ..)| *name)
+    }
+
+    /// What a model may hold of its memory.
+    pub fn budget_bytes(&self) -> u64 {
+        (self.memory_bytes - self.memory_bytes / 10).saturating_sub(OTHERS_BYTES)
+    }
+
+    /// The memory that a device needs so that a model may hold so many bytes.
+    pub fn memory_for(held_bytes: u64) -> u64 {
+        (held_bytes.saturating_add(OTHERS_BYTES) as f64 / 0.9) as u64
+    }
+}
+
+fn of_table(&(name, gb, cores, gb_per_s): &Known) -> DeviceProfile {
+    let rate = |per_second, basis| Some(Rate { per_second, basis });
+    DeviceProfile {
+        name: name.to_owned(),
+        memory_bytes: (gb << 30) / 100 * HANDED_OUT_PERCENT,
+        swap_bytes: 0,
+        cores,
+        memory_rate: rate(gb_per_s * 1e9, RateBasis::Stated),
+        core_rate: rate(CORE_OF_BOARD, RateBasis::Estimated),
+    }
+}
+
+/// A device of which nothing but the size of its memory is known.
+fn of_size(word: &str, lower: &str) -> Option<DeviceProfile> {
+    let number = ["gib", "gb", "g"].iter().find_map(|unit| lower.strip_suffix(unit))?;
+    let gb: f64 = number.trim().parse().ok()?;
+    (GB_MIN..=GB_MAX).contains(&gb).then(|| DeviceProfile {
+        name: format!("a device with {word}"),
+        memory_bytes: (gb * (1u64 << 30) as f64) as u64 / 100 * HANDED_OUT_PERCENT,
+        swap_bytes: 0,
+        cores: 0,
+        memory_rate: None,
+        core_rate: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: f64 = (1u64 << 30) as f64;
+
+    #[test]
+    fn devices_are_known_by_name_and_by_size() {
+        let orin = DeviceProfile::named("Orin-Nano-8GB").unwrap();
+        assert_eq!((orin.cores, orin.memory_bytes >> 20), (6, 7618));
+        for (word, gib) in [("8GB", 7.44), ("4 GiB", 3.72), ("16g", 14.88), ("0.5GB", 0.465)] {
+            let device = DeviceProfile::named(word).unwrap();
+            let found = device.memory_bytes as f64 / GIB;
+            assert!((found - gib).abs() < 0.01, "{word}: {found}");
+            assert_eq!((device.cores, device.memory_rate), (0, None), "nothing else is known");
+        }
+        for word in ["", "GB", "8", "8TB", "-1GB", "nanGB", "infgb", "0.1GB", "1e9GB", "orin"] {
+            assert_eq!(DeviceProfile::named(word), None, "{word}");
+        }
+        assert!(DeviceProfile::names().all(|name| DeviceProfile::named(name).is_some()));
+    }
+
+    #[test]
+    fn a_part_is_left_to_others_and_a_larger_device_has_it_too() {
+        let device = DeviceProfile::named("8GB").unwrap();
+        let budget = device.budget_bytes();
+        assert!((6.2..6.4).contains(&(budget as f64 / GIB)), "{budget}");
+        let needed = DeviceProfile::memory_for(budget);
+        assert!(needed.abs_diff(device.memory_bytes) < 1 << 20, "{needed}");
+        let tiny = DeviceProfile { memory_bytes: 1 << 20, ..device };
+        assert_eq!(tiny.budget_bytes(), 0);
+    }
+}

@@ -1,0 +1,131 @@
+//! Says what a model of certain settings takes and does: disk, memory, time.
+
+use serde::Serialize;
+
+use crate::device::{DeviceProfile, RateBasis};
+use crate::model::ModelFacts;
+use crate::settings::{Picked, Settings};
+
+/// The program itself, its tokenizer and what a chunk of a prompt takes.
+const PROGRAM_BYTES: u64 = 64 << 20;
+/// Of what memory gives, decoding gets so many hundredths: 86 were measured of a decoder of 0.5B.
+const DECODING_SHARE: f64 = 0.86;
+/// How many integer products of a decoder's prompt a core does for one of f32, as measured.
+const PROMPT_INTEGERS: f64 = 5.8;
+/// The same of a tower, attention and norms counted in.
+const TOWER_INTEGERS: f64 = 2.8;
+/// Words around a photograph.
+const QUESTION_TOKENS: u64 = 40;
+
+/// What a model of certain settings takes and does.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct FitLine {
+    /// The settings.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// Bytes of its engines.
+    pub engines_bytes: u64,
+    /// Bytes of all that a build leaves on disk: what is fetched, graphs, quantised weights, engines.
+    pub disk_bytes: u64,
+    /// The most that a stage holds while it is built.
+    pub building_bytes: u64,
+    /// Bytes of weights that stay in memory while it answers.
+    pub weights_bytes: u64,
+    /// Bytes of the keys and values of one token.
+    pub kv_token_bytes: u64,
+    /// Of one full context.
+    pub kv_bytes: u64,
+    /// What executing the engines holds besides.
+    pub working_bytes: u64,
+    /// What pictures may take that wait or are kept.
+    pub pictures_bytes: u64,
+    /// All that it holds while it serves one full context.
+    pub serving_bytes: u64,
+    /// Whether the device holds that, and its build.
+    pub fits: bool,
+    /// Image tokens of a photograph of 4:3; nothing where it sees none.
+    pub image_tokens: Option<usize>,
+    /// How fast it is, where the device's rates are known.
+    pub speed: Option<Speed>,
+}
+
+/// How fast a model answers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Speed {
+    /// Tokens of an answer in a second; nothing of an encoder.
+    pub tokens_per_s: Option<f64>,
+    /// Seconds to the first token of an answer about a photograph of 4:3, or about some words.
+    pub first_token_s: Option<f64>,
+    /// How that is known: as the weakest of the rates that it follows from.
+    pub basis: RateBasis,
+}
+
+/// What `picked` takes on `device`, where the model may hold `budget_bytes`.
+pub(crate) fn line(
+    model: &ModelFacts,
+    picked: &Picked<'_>,
+    device: &DeviceProfile,
+    budget_bytes: u64,
+) -> FitLine {
+    let Picked { decoder, tower, context, photograph, kv } = *picked;
+    let engines = [decoder.map(|it| it.weights_bytes), tower.map(|it| it.weights_bytes)];
+    let engines_bytes = sum(engines.into_iter().flatten());
+    let resident = [decoder.map(|it| it.step_bytes), tower.map(|it| it.weights_bytes)];
+    let weights_bytes = sum(resident.into_iter().flatten());
+    let made = [decoder.map(|it| it.checkpoint_bytes), tower.map(|it| it.graph_bytes)];
+    let disk_bytes = sum(made.into_iter().flatten().chain([engines_bytes, model.fetch_bytes]));
+    let working_bytes = tower.map_or(0, |tower| tower.working_bytes);
+    let kv_bytes = kv.zip(context).map_or(0, |(kv, context)| kv.context_bytes(context));
+    let pictures_bytes = photograph.map_or(0, |_| model.pictures_bytes);
+    let serving_bytes =
+        sum([weights_bytes, kv_bytes, working_bytes, pictures_bytes, PROGRAM_BYTES]);
+    let building_bytes = building(picked);
+    let room = device.memory_bytes.saturating_add(device.swap_bytes);
+    FitLine {
+        settings: picked.settings(),
+        engines_bytes,
+        disk_bytes,
+        building_bytes,
+        weights_bytes,
+        kv_token_bytes: kv.map_or(0, |kv| kv.token_bytes()),
+        kv_bytes,
+        working_bytes,
+        pictures_bytes,
+        serving_bytes,
+        fits: serving_bytes <= budget_bytes && building_bytes <= room,
+        image_tokens: photograph.map(|photograph| photograph.tokens),
+        speed: speed(picked, device),
+    }
+}
+
+/// The most that a stage holds: one that makes an engine, or the one that opens all of them once.
+fn building(picked: &Picked<'_>) -> u64 {
+    let decoder = picked.decoder.map_or(0, |decoder| decoder.building_bytes);
+    let tower = picked.tower.map_or(0, |tower| crate::building::executing(tower.working_bytes));
+    decoder.max(tower)
+}
+
+fn speed(picked: &Picked<'_>, device: &DeviceProfile) -> Option<Speed> {
+    let (memory, core) = (device.memory_rate?, device.core_rate?);
+    let decoding = |step_bytes| memory.per_second * DECODING_SHARE / step_bytes as f64;
+    let all_cores = core.per_second * device.cores.max(1) as f64;
+    let seconds = |products: f64, times: f64| products / (all_cores * times);
+    let seen = picked.tower.zip(picked.photograph).map(|(tower, photograph)| {
+        let products = tower.patch_products as f64 * photograph.patches as f64;
+        seconds(products, if tower.precision == "int8" { TOWER_INTEGERS } else { 1.0 })
+    });
+    let read = picked.decoder.map(|decoder| {
+        let tokens = picked.photograph.map_or(0, |it| it.tokens as u64) + QUESTION_TOKENS;
+        let times = if decoder.is_integer { PROMPT_INTEGERS } else { 1.0 };
+        seconds(decoder.prompt_products as f64 * tokens as f64, times)
+    });
+    Some(Speed {
+        tokens_per_s: picked.decoder.map(|decoder| decoding(decoder.step_bytes.max(1))),
+        first_token_s: read.map(|read| read + seen.unwrap_or_default()),
+        basis: memory.basis.max(core.basis),
+    })
+}
+
+fn sum(bytes: impl IntoIterator<Item = u64>) -> u64 {
+    bytes.into_iter().fold(0, u64::saturating_add)
+}

@@ -1,0 +1,21 @@
+//! Says what of a model a device can hold and do: sizes in, a table of choices with one that is advised out.
+//!
+//! Everything here is a plain function over numbers.  Who reads headers, devices and stores hands in what they say;
+//! knows nothing of files, checkpoints, engines or pipelines.
+
+#![forbid(unsafe_code)]
+
+mod accuracy;
+mod advice;
+pub mod building;
+mod device;
+mod forecast;
+mod model;
+mod settings;
+
+pub use accuracy::{MeasuredCost, measured};
+pub use advice::{FitTable, Instead, table};
+pub use device::{DeviceProfile, Rate, RateBasis};
+pub use forecast::{FitLine, Speed};
+pub use model::{DecoderOption, KvSize, ModelFacts, PhotographCost, TowerOption};
+pub use settings::{Settings, Wanted};
