@@ -33,12 +33,40 @@ use packages::Packages;
 use power::Power;
 use processes::Processes;
 use release::Board;
+use smelt_watch::Machine;
 use tree::Tree;
 
 /// The version of TensorRT that is installed on the device whose file system is at `root`, as its
 /// package says it.
 pub fn tensorrt(root: &Path) -> Option<String> {
     Packages::read(&Tree::at(root)).tensorrt().map(|(version, _)| version)
+}
+
+/// What a person would say of a device first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outline {
+    /// The board's name, or that of its processor.
+    pub name: Option<String>,
+    /// Bytes of memory that its kernel hands out.
+    pub memory_bytes: Option<u64>,
+    /// Bytes of swap.
+    pub swap_bytes: Option<u64>,
+    /// Processors, as far as its files list them.
+    pub cores: Option<usize>,
+}
+
+impl Outline {
+    /// Of the device whose file system is at `root`: this one, or a captured tree.
+    pub fn of(root: &Path) -> Self {
+        let tree = Tree::at(root);
+        let machine = Machine::parse(&tree.text("proc/meminfo").unwrap_or_default());
+        Self {
+            name: Board::read(&tree, machine.mem_total_bytes).name,
+            memory_bytes: machine.mem_total_bytes,
+            swap_bytes: machine.swap_total_bytes,
+            cores: release::cores(&tree),
+        }
+    }
 }
 
 /// What is true of a device.
@@ -190,6 +218,27 @@ mod tests {
                 assert!(lines.into_iter().all(|l| l.len() < 1000 && !l.contains(char::is_control)));
             }
         }
+    }
+
+    #[test]
+    fn a_device_is_outlined_by_what_its_files_say() {
+        let (dir, _) = tree(&[
+            ("proc/meminfo", "MemTotal: 7800000 kB\nSwapTotal: 1000 kB\n"),
+            ("proc/device-tree/model", "A Board\0"),
+            ("proc/cpuinfo", "processor\t: 0\nBogoMIPS\t: 62\n\nprocessor\t: 1\n"),
+        ]);
+        let expect = Outline {
+            name: Some("A Board".to_owned()),
+            memory_bytes: Some(7_800_000 << 10),
+            swap_bytes: Some(1000 << 10),
+            cores: Some(2),
+        };
+        assert_eq!(Outline::of(dir.path()), expect);
+        let (dir, _) = tree(&[("sys/devices/system/cpu/present", "0-5\n")]);
+        assert_eq!(Outline::of(dir.path()).cores, Some(6));
+        let (dir, _) = tree(&[("sys/devices/system/cpu/present", "9-x\n")]);
+        let nothing = Outline { name: None, memory_bytes: None, swap_bytes: None, cores: None };
+        assert_eq!(Outline::of(dir.path()), nothing);
     }
 
     #[test]

@@ -62,6 +62,21 @@ fn processor(tree: &Tree) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
+/// How many processors the kernel lists: `0-5` of those that may come, or a paragraph each.
+pub(crate) fn cores(tree: &Tree) -> Option<usize> {
+    let listed = || {
+        let text = tree.text("proc/cpuinfo")?;
+        let count = text.lines().filter(|line| line.starts_with("processor")).count();
+        (count > 0).then_some(count)
+    };
+    let present = || {
+        let range = tree.line("sys/devices/system/cpu/present")?;
+        let last: usize = range.rsplit('-').next()?.parse().ok()?;
+        last.checked_add(1)
+    };
+    listed().or_else(present)
+}
+
 fn parse_release(line: &str) -> Option<[u32; 3]> {
     let (major, rest) = line.strip_prefix("# R")?.split_once(' ')?;
     let revision = rest.split_once("REVISION:")?.1.split(',').next()?.trim();

@@ -86,6 +86,30 @@ impl DeviceProfile {
         known.map(of_table).or_else(|| of_size(word, &lower))
     }
 
+    /// A device whose own files were read: its board's name, memory, swap and cores.  Its rates are those that makers state,
+    /// where it is a board of the table.
+    pub fn of_board(
+        board: Option<&str>,
+        [memory_bytes, swap_bytes]: [u64; 2],
+        cores: Option<usize>,
+    ) -> Self {
+        let lower = board.unwrap_or_default().to_lowercase();
+        let is_board = |known: &&Known| {
+            let (words, _) = known.0.rsplit_once('-').unwrap_or_default();
+            lower.contains(&words.replace('-', " "))
+        };
+        let size = |known: &&Known| of_table(known).memory_bytes.abs_diff(memory_bytes);
+        let known = KNOWN.iter().filter(is_board).min_by_key(size).map(of_table);
+        Self {
+            name: board.unwrap_or("an unknown device").to_owned(),
+            memory_bytes,
+            swap_bytes,
+            cores: cores.or(known.as_ref().map(|known| known.cores)).unwrap_or(0),
+            memory_rate: known.as_ref().and_then(|known| known.memory_rate),
+            core_rate: known.as_ref().and_then(|known| known.core_rate),
+        }
+    }
+
     /// The names that [`Self::named`] knows.
     pub fn names() -> impl Iterator<Item = &'static str> {
         KNOWN.iter().map(|(name, ..)| *name)
@@ -148,6 +172,16 @@ mod tests {
             assert_eq!(DeviceProfile::named(word), None, "{word}");
         }
         assert!(DeviceProfile::names().all(|name| DeviceProfile::named(name).is_some()));
+    }
+
+    #[test]
+    fn a_board_has_its_maker_s_rates_and_its_own_memory() {
+        let name = "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super";
+        let orin = DeviceProfile::of_board(Some(name), [7_802_868 << 10, 0], None);
+        assert_eq!((orin.cores, orin.memory_bytes), (6, 7_802_868 << 10));
+        assert_eq!(orin.memory_rate.unwrap().per_second, 68e9, "the larger of two");
+        let server = DeviceProfile::of_board(Some("AMD EPYC"), [128 << 30, 0], Some(16));
+        assert_eq!((server.cores, server.memory_rate), (16, None));
     }
 
     #[test]

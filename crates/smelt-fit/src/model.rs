@@ -17,6 +17,8 @@ pub struct ModelFacts {
     pub towers: Vec<TowerOption>,
     /// What keys and values take, the form to be preferred first.
     pub kv: Vec<KvSize>,
+    /// The most tiles of a picture where nobody says otherwise: more see more and take longer.
+    pub tiles_usual: usize,
     /// What a photograph of 4:3 costs, by the most tiles that it is cut into, the fewest first; none where it sees none.
     pub photographs: Vec<PhotographCost>,
     /// Bytes that pictures may take which wait or are kept, on a device that has them.

@@ -8,8 +8,6 @@ use crate::model::{DecoderOption, KvSize, ModelFacts, PhotographCost, TowerOptio
 pub(crate) const CONTEXT_USUAL: usize = 4096;
 /// Contexts that are weighed.
 const CONTEXTS: [usize; 5] = [2048, CONTEXT_USUAL, 8192, 16_384, 32_768];
-/// The most tiles of a photograph where nobody says otherwise: more see more and take longer.
-const TILES_USUAL: usize = 6;
 /// What an answer and the words around a photograph take of a context.
 const WORDS_TOKENS: usize = 512;
 
@@ -77,6 +75,7 @@ pub(crate) struct Choices<'a> {
     pub(crate) kv: Vec<&'a KvSize>,
     photographs: Vec<&'a PhotographCost>,
     tiles: Option<usize>,
+    tiles_usual: usize,
 }
 
 impl<'a> Choices<'a> {
@@ -93,6 +92,7 @@ impl<'a> Choices<'a> {
             kv: model.kv.iter().filter(is_kv).collect(),
             photographs: model.photographs.iter().collect(),
             tiles: wanted.tiles,
+            tiles_usual: model.tiles_usual,
         }
     }
 
@@ -105,7 +105,7 @@ impl<'a> Choices<'a> {
             return within.or(self.photographs.first()).copied();
         }
         let room = context.unwrap_or(usize::MAX).saturating_sub(WORDS_TOKENS);
-        let usual = self.photographs.iter().filter(|cost| tiles(cost) <= TILES_USUAL);
+        let usual = self.photographs.iter().filter(|cost| tiles(cost) <= self.tiles_usual);
         usual.rev().find(|cost| cost.tokens <= room).or(self.photographs.first()).copied()
     }
 

@@ -17,7 +17,7 @@ mod settings;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use api::{Api, Listing};
+use api::{Api, Listing, RemoteFile};
 use cache::{Folder, Kept};
 use http::Client;
 
@@ -167,16 +167,47 @@ impl Hub {
         if let Some(kept) = self.folder(repo).complete(commit, None) {
             return Ok(kept.iter().any(|kept| kept.name == file));
         }
+        let what = || format!("{file} of {repo} at commit {commit}");
+        let is_there = |files: &[RemoteFile]| files.iter().any(|listed| listed.name == file);
+        self.in_listing(repo, commit, what, is_there)
+    }
+
+    /// Bytes of the weights that a download of `commit` brings, as the hub lists them; nothing where it does not say, or
+    /// where no checkpoint can be read from the commit.
+    pub fn weights_bytes(
+        &self,
+        address: &Address,
+        commit: &Commit,
+    ) -> Result<Option<u64>, HubError> {
+        let Address { repo, file, .. } = address;
+        let what = || format!("the files of {repo} at commit {commit}");
+        self.in_listing(repo, commit, what, |files| {
+            let names: Vec<&str> = files.iter().map(|listed| listed.name.as_str()).collect();
+            let chosen = select::select(&names, file.as_ref()).ok()?;
+            let is_chosen = |listed: &&RemoteFile| chosen.contains(&listed.name.as_str());
+            let weights = files.iter().filter(is_chosen);
+            let weights = weights.filter(|listed| select::is_weights(&listed.name));
+            weights.map(|listed| listed.bytes).sum()
+        })
+    }
+
+    /// What `ask` finds in the list of a commit's files, which the hub is asked for once.
+    fn in_listing<T>(
+        &self,
+        repo: &Repo,
+        commit: &Commit,
+        what: impl FnOnce() -> String,
+        ask: impl FnOnce(&[RemoteFile]) -> T,
+    ) -> Result<T, HubError> {
         if self.settings.is_offline {
-            return Err(self.not_cached(format!("{file} of {repo} at commit {commit}")));
+            return Err(self.not_cached(what()));
         }
         let mut last = self.last();
         let is_known = |(of, listing): &(Repo, Listing)| of == repo && listing.commit == *commit;
         if !last.as_ref().is_some_and(is_known) {
             *last = Some((repo.clone(), self.listing_of(repo, commit, true)?));
         }
-        let files = last.iter().flat_map(|(_, listing)| &listing.files);
-        Ok(files.into_iter().any(|listed| listed.name == file))
+        Ok(ask(last.as_ref().map_or(&[], |(_, listing)| listing.files.as_slice())))
     }
 
     fn last(&self) -> MutexGuard<'_, Option<(Repo, Listing)>> {

@@ -39,6 +39,7 @@ mod reboot;
 mod refusals;
 mod report;
 mod resource_needs;
+mod seeing;
 mod sees;
 mod shipped;
 mod stage;

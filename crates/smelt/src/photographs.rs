@@ -3,9 +3,12 @@
 use smelt_runtime::fit::ANSWER_USUAL;
 use smelt_runtime::image::{ImageOptions, ImageProcessor, Size};
 
-/// What cameras and phones send: their shape, and a size that is no smaller than any tower sees.
+/// What most cameras send: a size that is no smaller than any tower sees.
+pub(crate) const FOUR_THIRDS: Size = Size { height: 3024, width: 4032 };
+
+/// What cameras and phones send: their shape and their size.
 const PHOTOGRAPHS: [(&str, Size); 2] =
-    [("4:3", Size { height: 3024, width: 4032 }), ("16:9", Size { height: 2160, width: 3840 })];
+    [("4:3", FOUR_THIRDS), ("16:9", Size { height: 2160, width: 3840 })];
 
 /// So many of a conversation are told of.
 const SEVERAL: usize = 6;

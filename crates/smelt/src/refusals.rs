@@ -19,7 +19,8 @@ use crate::atomic_dir::AtomicDir;
 use crate::checkpoints::{Checkpoints, count, input};
 use crate::exit::{Exit, Failed};
 use crate::load::Standing;
-use crate::sees::{Unseen, image_processor_of, tower_of};
+use crate::seeing::Unseen;
+use crate::sees::{image_processor_of, tower_of};
 use crate::stage::{Refusal, deployment, quantize, worker};
 
 /// Whether a plan has stages that could be refused so: of others nothing need be looked up.

@@ -1,27 +1,14 @@
 //! Finds out before a build how the deployments of a plan will see pictures, from small files alone.
 
-use std::cell::Cell;
-use std::path::PathBuf;
-
-use smelt_model::grid::Grid as Picture;
 use smelt_model::model::Model;
 use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, Plan};
-use smelt_runtime::deployment::DeploymentError;
-use smelt_runtime::image::{Grid, ImageOptions, ImageProcessor, PreprocessorConfig, Size};
+use smelt_runtime::image::{ImageOptions, ImageProcessor};
 
-use crate::checkpoints::{Checkpoints, Read, count, input};
+use crate::checkpoints::{Checkpoints, count, input};
 use crate::photographs;
-use crate::stage::deployment::cutting_by;
+use crate::seeing::{self, Unseen};
 use crate::towers;
-
-/// Why it is not said how a deployment will see.
-pub(crate) enum Unseen {
-    /// Something cannot be read yet.
-    NotKnown(String),
-    /// It will not see: its build will be refused.
-    Refused(String),
-}
 
 /// What photographs will cost each deployment of a model that sees and speaks.
 pub(crate) fn lines(checkpoints: &Checkpoints<'_>) -> Vec<String> {
@@ -76,9 +63,12 @@ pub(crate) fn image_processor_of(
 ) -> Result<Option<ImageProcessor>, Unseen> {
     let Some(source) = checkpoints.source(stage) else { return Ok(None) };
     let Some(tower) = tower_of(checkpoints.plan, stage) else { return Ok(None) };
-    let Some(seeing) = checkpoints.model(tower).map_err(Unseen::NotKnown)? else { return Ok(None) };
+    let Some(seen_by) = checkpoints.model(tower).map_err(Unseen::NotKnown)? else {
+        return Ok(None);
+    };
     let read = |file: &str| checkpoints.file(source, file);
-    image_processor(model, (tower, &seeing), count(stage, "tiles"), &read)
+    let grids = towers::grids(tower);
+    seeing::image_processor(model, (&seen_by, &grids), count(stage, "tiles"), &read)
 }
 
 /// The export of the tower that a deployment sees with.
@@ -97,46 +87,4 @@ fn graph<'a>(plan: &'a Plan, engine: &'a Stage) -> Option<&'a Stage> {
         stage = input(plan, stage, "onnx")?.1;
     }
     None
-}
-
-/// How a model will see, whose tower is that of the model `seeing`, exported as the stage says, and which is shown
-/// so many tiles.
-fn image_processor(
-    model: &Model,
-    (tower, seeing): (&Stage, &Model),
-    tiles: Option<usize>,
-    read: &dyn Fn(&str) -> Read,
-) -> Result<Option<ImageProcessor>, Unseen> {
-    let is_read = Cell::new(true);
-    let bad = |file: &str, why: String| {
-        is_read.set(false);
-        DeploymentError::Bad { path: PathBuf::from(file), why }
-    };
-    let text = |file: &str| {
-        let text = read(file).map_err(|why| bad(file, why))?;
-        Ok(text.map(|text| (PathBuf::from(file), text)))
-    };
-    let processor =
-        PreprocessorConfig::of_pictures(&text).map_err(|error| match is_read.get() {
-            true => Unseen::Refused(error.to_string()),
-            false => Unseen::NotKnown(error.to_string()),
-        })?;
-    // What is said of clips is of no use for photographs.
-    let Some(mut cutting) = cutting_by(model, &processor, &processor) else { return Ok(None) };
-    if let Some(tiles) = tiles {
-        cutting.allow_tiles(tiles);
-    }
-    let Some(vision) = seeing.vision.as_ref().filter(|vision| vision.input().is_some()) else {
-        return Ok(None);
-    };
-    let sizes = vision.grids(&towers::grids(tower));
-    let sizes = sizes.map_err(|error| Unseen::NotKnown(error.to_string()))?;
-    let grid = |(Picture { height, width }, tokens)| Grid { size: Size { height, width }, tokens };
-    let mut grids: Vec<Grid> = sizes.into_iter().map(grid).collect();
-    grids.sort_by_key(|grid| (grid.size.pixels(), grid.size.height));
-    let image_processor = ImageProcessor { cutting, grids, router: None };
-    match image_processor.fault() {
-        Some(why) => Err(Unseen::Refused(why)),
-        None => Ok(Some(image_processor)),
-    }
 }

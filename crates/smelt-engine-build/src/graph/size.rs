@@ -21,8 +21,11 @@ fn specs(
     dtype: Dtype,
     precision: Precision,
 ) -> Vec<TensorSpec> {
-    let spec = |name: String, dtype, shape: &[usize], layout| {
-        TensorSpec { name, dtype, shape: shape.to_vec(), layout }
+    let spec = |name: String, dtype, shape: &[usize], layout| TensorSpec {
+        name,
+        dtype,
+        shape: shape.to_vec(),
+        layout,
     };
     if !is_product(name, shape) {
         return vec![spec(name.clone(), dtype, shape, Layout::Rows)];

@@ -47,6 +47,7 @@ fn model(mib: u64) -> ModelFacts {
             KvSize { kind: "f16", block_tokens: 64, block_bytes: 2 << 20 },
             KvSize { kind: "int8", block_tokens: 64, block_bytes: 1 << 20 },
         ],
+        tiles_usual: 6,
         photographs: vec![photograph(1, 1), photograph(6, 7), photograph(12, 13)],
         pictures_bytes: 320 * MIB,
     }

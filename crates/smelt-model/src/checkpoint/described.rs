@@ -151,11 +151,8 @@ fn float(name: String, dtype: Dtype, shape: Vec<usize>) -> Weight {
 fn quantized(name: &str, [rows, columns]: [usize; 2], grid: IntGrid) -> Vec<Weight> {
     let groups = grid.groups(columns);
     let dtype = if grid.bits == 4 { Dtype::U8 } else { Dtype::I8 };
-    let quants = TensorSpec {
-        name: name.to_owned(),
-        dtype,
-        shape: vec![rows, grid.row_bytes(columns)],
-    };
+    let quants =
+        TensorSpec { name: name.to_owned(), dtype, shape: vec![rows, grid.row_bytes(columns)] };
     let shape = if groups == 1 { vec![rows] } else { vec![rows, groups] };
     let mut all = vec![weight(quants, vec![rows, columns], Some(packed(grid, columns)))];
     all.push(float(scale_name(name), Dtype::F16, shape));

@@ -89,7 +89,7 @@ impl Default for Options {
 
 impl Options {
     /// Bytes that pictures may take.
-    fn picture_bytes(&self) -> u64 {
+    pub fn picture_bytes(&self) -> u64 {
         (self.picture_cache_bytes + self.pixel_bytes_max) as u64
     }
 

@@ -33,6 +33,7 @@ use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::{Beside, MADE_DIR};
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
+use crate::seeing::cutting_by;
 use crate::{photographs, refusals};
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
@@ -342,17 +343,6 @@ pub(super) fn cutting(checkpoint: &Checkpoint) -> Result<Cutting, Failed> {
     let clips = PreprocessorConfig::of_clips(dir).map_err(Failed::model)?;
     let found = cutting_by(checkpoint.model(), &processor, &clips);
     found.ok_or_else(|| Failed::model(format!("{} does not see and speak", dir.display())))
-}
-
-/// The preprocessing of a model, by what its files say of pictures and of clips; none of one that does not
-/// see and speak.
-pub(crate) fn cutting_by(
-    model: &Model,
-    processor: &PreprocessorConfig,
-    clips: &PreprocessorConfig,
-) -> Option<Cutting> {
-    let family = ModelFamily::named(model.family)?;
-    Cutting::of_model(family, model.vision.as_ref()?.input()?, processor, clips)
 }
 
 /// How the deployment is served where nobody says otherwise.

@@ -1,0 +1,364 @@
+//! Finds out what a model takes by its headers alone: in a directory, at a hub, or as a synthetic one has them.
+//!
+//! No weight is read and nothing is fetched but small files.  The sizes themselves are the libraries': what a build
+//! writes and what is said of it here come of the same lists.
+
+use std::path::Path;
+
+use smelt_engine::llm::{KvType, kv_block};
+use smelt_engine_build::graph::{self, Precision};
+use smelt_engine_build::llm;
+use smelt_fit::{DecoderOption, KvSize, ModelFacts, PhotographCost, TowerOption, building};
+use smelt_hub::{Address, Hub};
+use smelt_model::checkpoint::{CONFIG_FILE, Checkpoint};
+use smelt_model::decoder::Decoder;
+use smelt_model::dtype::Dtype;
+use smelt_model::families::TowerInput;
+use smelt_model::grid::Grid;
+use smelt_model::model::{Encoder, Model, ModelPart, Vision};
+use smelt_model::quantize::{self, Method, Options, Scheme};
+use smelt_model::synthetic;
+use smelt_runtime::image::{Cutting, ImageOptions, ImageProcessor};
+use smelt_runtime::service;
+
+use crate::exit::{Exit, Failed};
+use crate::hub;
+use crate::load;
+use crate::model_name::ModelSource;
+use crate::photographs::FOUR_THIRDS;
+use crate::seeing::{self, Unseen};
+
+/// Configurations take a few KiB.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Sizes of pictures that a tower of any size is exported for, in patches that it merges: a square for what is
+/// small, a larger one, and both ways up of a photograph.
+const GRIDS: [[usize; 2]; 4] = [[8, 8], [16, 16], [12, 20], [20, 12]];
+/// The most tiles that are weighed.
+const TILES: [usize; 7] = [1, 2, 4, 6, 9, 12, 16];
+/// The most where nobody says otherwise, of a mosaic of tiles, and of a picture whose edge becomes so many: the tiles
+/// of the latter are a quarter of the tokens.
+const TILES_USUAL: [usize; 2] = [6, 16];
+/// Ways to keep a decoder that was not packed yet, the one to be preferred first: 8 bits cost next to nothing where that
+/// was measured, and all that is coarser is for want of memory.
+const SCHEMES: [(Scheme, Method); 4] = [
+    (Scheme::Int8, Method::Rtn),
+    (Scheme::Int4G128, Method::Best),
+    (Scheme::Int4G32, Method::Rtn),
+    (Scheme::None, Method::Rtn),
+];
+
+/// A model's headers.
+pub(crate) struct Headers {
+    pub(crate) checkpoint: Checkpoint,
+    /// Bytes of its weights where it comes from.
+    fetch_bytes: u64,
+    files: Files,
+}
+
+/// Where a model's small files are.
+enum Files {
+    Directory(std::path::PathBuf),
+    Hub(Box<(Hub, Address, smelt_hub::Commit)>),
+    Synthetic(&'static str),
+}
+
+impl Headers {
+    /// Of the model that `source` names.
+    ///
+    /// # Errors
+    /// Where its headers are not to be had, or it is of no family that is read.
+    pub(crate) fn of(source: &ModelSource) -> Result<Self, Failed> {
+        match source {
+            ModelSource::Path(path) => Self::at(path),
+            ModelSource::Synthetic(name) => Self::synthetic(name),
+            ModelSource::Hub(address, _) => Self::of_hub(address),
+            ModelSource::Package(choice) => Err(Failed::usage(format!(
+                "{} is fetched by a program of its pipeline, and what it holds is known once it is here",
+                choice.model.name
+            ))),
+        }
+    }
+
+    fn at(path: &Path) -> Result<Self, Failed> {
+        let checkpoint = Checkpoint::open(path).map_err(Failed::model)?;
+        let files = Files::Directory(checkpoint.dir().to_owned());
+        Ok(Self { fetch_bytes: 0, files, checkpoint })
+    }
+
+    fn synthetic(name: &'static str) -> Result<Self, Failed> {
+        let unknown = || Failed::usage(format!("no synthetic model is called \"{name}\""));
+        let checkpoint = Checkpoint::described_synthetic(name).ok_or_else(unknown)?;
+        Ok(Self { fetch_bytes: checkpoint.bytes(), checkpoint, files: Files::Synthetic(name) })
+    }
+
+    fn of_hub(address: &Address) -> Result<Self, Failed> {
+        let failed = |error| hub::failed(&error);
+        let hub = Hub::from_env().map_err(failed)?;
+        let commit = hub.resolve(address).map_err(failed)?.commit;
+        // What was fetched says more than its configuration.
+        let view = hub.view(address, &commit);
+        if view.is_dir()
+            && let Ok(here) = Self::at(&view)
+        {
+            return Ok(Self { fetch_bytes: here.checkpoint.bytes(), ..here });
+        }
+        let config = hub.small_file(&address.repo, &commit, CONFIG_FILE).map_err(failed)?;
+        let (Some(config), None) = (config, &address.file) else {
+            return Err(Failed::new(
+                Exit::BadModel,
+                format!(
+                    "hf:{address}: what a GGUF file holds is known once it is here; `smelt build` fetches and builds it"
+                ),
+            ));
+        };
+        let stored = hub.weights_bytes(address, &commit).ok().flatten();
+        let path = Path::new(address.repo.as_str()).join(CONFIG_FILE);
+        let described = Checkpoint::described(&config, &path, stored);
+        let checkpoint = described.map_err(Failed::model)?;
+        let fetch_bytes = stored.unwrap_or_else(|| checkpoint.bytes());
+        let files = Files::Hub(Box::new((hub, address.clone(), commit)));
+        Ok(Self { checkpoint, fetch_bytes, files })
+    }
+
+    /// A small file of it.
+    fn file(&self, name: &str) -> Result<Option<String>, String> {
+        match &self.files {
+            Files::Synthetic(model) => Ok(synthetic::configuration(model, name)),
+            Files::Directory(dir) => {
+                let path = dir.join(name);
+                let read = || load::read_within(&path, "the checkpoint", FILE_BYTES_MAX);
+                path.exists().then(read).transpose().map_err(|failed| failed.to_string())
+            }
+            Files::Hub(at) => {
+                let (hub, address, commit) = &**at;
+                let file = hub.small_file(&address.repo, commit, name);
+                file.map_err(|error| error.to_string())
+            }
+        }
+    }
+
+    /// What it takes in every way to build it.
+    ///
+    /// # Errors
+    /// Where it lacks a part, or is read by nothing here.
+    pub(crate) fn facts(&self, name: &str) -> Result<ModelFacts, Failed> {
+        let model = self.checkpoint.model();
+        if let Some(encoder) = &model.encoder {
+            return self.of_encoder(name, encoder);
+        }
+        let llm = self.checkpoint.decoder().map_err(Failed::model)?;
+        let vision = model.vision.as_ref().filter(|_| self.checkpoint.has(ModelPart::Vision));
+        let towers = vision.map_or_else(Vec::new, |vision| towers(model, vision));
+        Ok(ModelFacts {
+            name: name.to_owned(),
+            family: llm.family.name.to_owned(),
+            fetch_bytes: self.fetch_bytes,
+            positions: llm.max_positions,
+            decoders: self.decoders()?,
+            towers,
+            kv: kv(llm),
+            tiles_usual: vision.map_or(0, tiles_usual),
+            photographs: vision.map_or(Ok(Vec::new()), |vision| self.photographs(vision))?,
+            pictures_bytes: service::Options::default().picture_bytes(),
+        })
+    }
+
+    fn of_encoder(&self, name: &str, encoder: &Encoder) -> Result<ModelFacts, Failed> {
+        let model = self.checkpoint.model();
+        if matches!(encoder, Encoder::ClipText(_)) {
+            return Err(Failed::model(format!(
+                "{name} is a CLIP, which routes the tiles of another model and answers nothing itself; docs/pipeline.md shows how"
+            )));
+        }
+        let parts = [ModelPart::Encoder, ModelPart::Classifier];
+        let tensors = model.tensors(if encoder.labels().is_some() { &parts } else { &parts[..1] });
+        Ok(ModelFacts {
+            name: name.to_owned(),
+            family: model.family.to_owned(),
+            fetch_bytes: self.fetch_bytes,
+            positions: 0,
+            decoders: Vec::new(),
+            towers: vec![tower(&tensors, 0, (Dtype::F32, "f32", Precision::F32))],
+            kv: Vec::new(),
+            tiles_usual: 0,
+            photographs: Vec::new(),
+            pictures_bytes: 0,
+        })
+    }
+
+    /// The ways to keep its decoder: as it is where somebody packed it, else every scheme.
+    fn decoders(&self) -> Result<Vec<DecoderOption>, Failed> {
+        let checkpoint = &self.checkpoint;
+        if checkpoint.is_packed() {
+            let size = llm::size(checkpoint).map_err(Failed::model)?;
+            return Ok(vec![DecoderOption {
+                checkpoint_bytes: 0,
+                ..decoder(size, checkpoint.scheme_words(), None)
+            }]);
+        }
+        SCHEMES.into_iter().map(|(scheme, method)| self.decoder(scheme, method)).collect()
+    }
+
+    fn decoder(&self, scheme: Scheme, method: Method) -> Result<DecoderOption, Failed> {
+        let checkpoint = &self.checkpoint;
+        if scheme == Scheme::None {
+            let size = llm::size(checkpoint).map_err(Failed::model)?;
+            return Ok(decoder(size, scheme.name().to_owned(), None));
+        }
+        let options = Options { method, ..Options::plain(scheme) };
+        let quantized = quantize::described(checkpoint, &options).map_err(Failed::model)?;
+        let size = llm::size(&quantized).map_err(Failed::model)?;
+        let building_bytes = match method.needs_calibration() {
+            true => building::learning(checkpoint.bytes()),
+            false => building::STREAMING_BYTES,
+        };
+        let checkpoint_bytes = quantized.bytes();
+        let made = decoder(size, scheme.name().to_owned(), Some(method.name()));
+        Ok(DecoderOption { checkpoint_bytes, building_bytes, ..made })
+    }
+
+    /// What a photograph costs, cut into few tiles and into many.
+    fn photographs(&self, vision: &Vision) -> Result<Vec<PhotographCost>, Failed> {
+        let model = self.checkpoint.model();
+        let grids = grids(vision).unwrap_or_default();
+        let merge = vision.patching().merge;
+        let seen = |tiles: Option<usize>| -> Result<Option<PhotographCost>, Failed> {
+            let read = |file: &str| self.file(file);
+            let found = seeing::image_processor(model, (model, &grids), tiles, &read);
+            let found = found.map_err(|unseen| match unseen {
+                Unseen::NotKnown(why) | Unseen::Refused(why) => Failed::model(why),
+            })?;
+            Ok(found.map(|processor| {
+                let tokens = cost(&processor, tiles);
+                let tiles = tiles.filter(|_| !matches!(processor.cutting, Cutting::Patches(_)));
+                PhotographCost { tiles, tokens, patches: tokens * merge * merge }
+            }))
+        };
+        let counts: Vec<Option<usize>> = match vision.tile() {
+            Some(_) => TILES.into_iter().map(Some).collect(),
+            None => vec![None],
+        };
+        let costs: Result<Vec<_>, Failed> = counts.into_iter().map(seen).collect();
+        let mut costs: Vec<PhotographCost> = costs?.into_iter().flatten().collect();
+        // Other numbers of tiles may cut it in the same way.
+        costs.dedup_by_key(|cost| cost.tokens);
+        Ok(costs)
+    }
+}
+
+/// The sizes of pictures that a tower is exported for where it takes any; nothing of one that takes its own.
+pub(crate) fn grids(vision: &Vision) -> Option<Vec<Grid>> {
+    let takes_any = matches!(vision.input()?, TowerInput::Patches { .. });
+    let patching = vision.patching();
+    let step = patching.patch * patching.merge;
+    let grid = |[rows, columns]: [usize; 2]| Grid { height: rows * step, width: columns * step };
+    takes_any.then(|| GRIDS.map(grid).to_vec())
+}
+
+fn tiles_usual(vision: &Vision) -> usize {
+    let [mosaic, split] = TILES_USUAL;
+    if matches!(vision.input(), Some(TowerInput::Tile { .. })) { split } else { mosaic }
+}
+
+fn cost(processor: &ImageProcessor, tiles: Option<usize>) -> usize {
+    let options = ImageOptions { tiles_max: tiles, ..ImageOptions::default() };
+    processor.cost(FOUR_THIRDS, &options).unwrap_or_default()
+}
+
+fn decoder(size: llm::LlmSize, scheme: String, method: Option<&'static str>) -> DecoderOption {
+    let is_integer = scheme != Scheme::None.name();
+    DecoderOption {
+        scheme,
+        method,
+        weights_bytes: size.weights_bytes,
+        step_bytes: size.step_bytes,
+        prompt_products: size.prompt_products,
+        is_integer,
+        checkpoint_bytes: 0,
+        building_bytes: building::STREAMING_BYTES,
+    }
+}
+
+fn towers(model: &Model, vision: &Vision) -> Vec<TowerOption> {
+    let tensors = model.tensors(&[ModelPart::Vision]);
+    let working = vision.working_bytes(&grids(vision).unwrap_or_default()).unwrap_or_default();
+    [("int8", Precision::Int8), ("f32", Precision::F32)]
+        .map(|(word, precision)| tower(&tensors, working, (Dtype::F16, word, precision)))
+        .to_vec()
+}
+
+/// A tower of `tensors`, exported in floats of a type, in a precision by its word.
+fn tower(
+    tensors: &[(String, Vec<usize>)],
+    working_bytes: u64,
+    (dtype, word, precision): (Dtype, &'static str, Precision),
+) -> TowerOption {
+    let numbers = |shape: &[usize]| shape.iter().product::<usize>() as u64;
+    let all: u64 = tensors.iter().map(|(_, shape)| numbers(shape)).sum();
+    let products = tensors.iter().filter(|(_, shape)| shape.len() > 1);
+    TowerOption {
+        precision: word,
+        weights_bytes: graph::tower_bytes(tensors, dtype, precision),
+        working_bytes,
+        patch_products: products.map(|(_, shape)| numbers(shape)).sum(),
+        graph_bytes: all * dtype.size_bytes() as u64,
+    }
+}
+
+fn kv(llm: &Decoder) -> Vec<KvSize> {
+    let size = |kind: KvType| {
+        let block = kv_block(llm.layers, llm.kv_heads, llm.head_dim, kind);
+        let (block_tokens, block_bytes) = (block.block_tokens, block.block_bytes);
+        KvSize { kind: kind.word(), block_tokens, block_bytes }
+    };
+    [KvType::F16, KvType::Int8, KvType::F32].map(size).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use smelt_fit::{DeviceProfile, Wanted, table};
+
+    use super::*;
+
+    fn facts(name: &'static str) -> ModelFacts {
+        Headers::of(&ModelSource::Synthetic(name)).unwrap().facts(name).unwrap()
+    }
+
+    /// The decoder's and the tower's engine in int8, in MiB.
+    fn engines(name: &'static str) -> [u64; 2] {
+        let facts = facts(name);
+        [facts.decoders[0].weights_bytes >> 20, facts.towers[0].weights_bytes >> 20]
+    }
+
+    /// What builds of these models were measured to write, as their pipelines say.
+    #[test]
+    fn models_of_true_size_take_what_their_builds_were_measured_to_write() {
+        let [decoder, tower] = engines("internvl3-1b");
+        assert!(decoder.abs_diff(733) <= 1 && tower.abs_diff(297) <= 3, "{decoder} {tower}");
+        let calibrated = |name| facts(name).decoders[1].weights_bytes as f64 / f64::from(1 << 30);
+        assert!((calibrated("internvl3-2b") - 1.3).abs() < 0.05, "{}", calibrated("internvl3-2b"));
+        assert!((calibrated("qwen2_5_vl-3b") - 2.2).abs() < 0.05, "{}", calibrated("qwen2_5_vl-3b"));
+        let tower = engines("qwen2_5_vl-3b")[1];
+        assert!(tower.abs_diff(644) <= 7, "{tower}");
+    }
+
+    #[test]
+    fn photographs_cost_what_plans_say() {
+        let costs = |name| -> Vec<(Option<usize>, usize)> {
+            facts(name).photographs.iter().map(|cost| (cost.tiles, cost.tokens)).collect()
+        };
+        let internvl3 = costs("internvl3-1b");
+        assert!(internvl3.contains(&(Some(6), 7 * 256)), "{internvl3:?}");
+        assert!(internvl3.contains(&(Some(12), 13 * 256)), "{internvl3:?}");
+        assert_eq!(costs("qwen2_5_vl-3b"), [(None, 240)]);
+    }
+
+    #[test]
+    fn all_families_have_a_line_that_a_small_board_holds() {
+        let device = DeviceProfile::named("orin-nano-8gb").unwrap();
+        for name in synthetic::names() {
+            let table = table(&facts(name), &device, &Wanted::default());
+            assert!(table.is_advised, "{name}: {}", table.why);
+        }
+    }
+}
