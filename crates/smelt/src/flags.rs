@@ -3,6 +3,7 @@
 mod bench;
 mod cache;
 mod doctor;
+mod fit;
 mod image_options;
 mod onnx;
 mod sampling;
@@ -26,6 +27,7 @@ use crate::paint::When;
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
 pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
 pub(crate) use doctor::DoctorFlags;
+pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
 pub(crate) use image_options::ImageFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use sampling::SamplingFlags;
@@ -55,8 +57,8 @@ Environment:
 /// Where a command's store is, for those that have one.
 const STORE: &str = "The store is $SMELT_CACHE, else ./cache.";
 const WITH_STORE: &[&str] = &[
-    "demo", "run", "resume", "plan", "explain", "out", "runs", "report", "graph", "ls", "rm",
-    "chat", "serve", "embed", "cache", "bench",
+    "demo", "build", "run", "resume", "plan", "explain", "out", "runs", "report", "graph", "ls",
+    "rm", "chat", "serve", "embed", "cache", "bench",
 ];
 
 /// The whole command line, with what the declarations cannot say.
@@ -106,6 +108,12 @@ impl MannerFlags {
 pub(crate) enum Subcommand {
     /// Ask a small model that smelt carries about a picture: no download, no build
     Demo(DemoFlags),
+    /// Say what of a model this device can hold and do, before anything large is fetched
+    Fit(FitFlags),
+    /// Write the pipeline of a model that `smelt fit` advises, with comments
+    Init(InitFlags),
+    /// Build a model by its name: the pipeline that `smelt init` writes, and a run of it
+    Build(BuildFlags),
     /// Build everything a pipeline describes; what is already built is reused
     Run(RunFlags),
     /// Go on with runs that were killed, cut off by a reset of the board, or wait for a reboot
@@ -221,6 +229,26 @@ pub(crate) struct RunFlags {
     /// Print the report as JSON instead of the table
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl RunFlags {
+    /// Those of a run of a file of which nothing else is said.
+    pub(crate) fn of(pipeline: PathBuf) -> Self {
+        Self {
+            pipeline: PipelineFlags { pipeline, sets: Vec::new() },
+            only: Vec::new(),
+            force: Vec::new(),
+            check: Vec::new(),
+            keep_going: false,
+            jobs: 1,
+            overcommit: false,
+            priority: 0,
+            require_confinement: false,
+            no_wait: false,
+            warm_up: false,
+            json: false,
+        }
+    }
 }
 
 #[derive(Debug, Args)]

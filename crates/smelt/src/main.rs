@@ -15,6 +15,8 @@ mod claim;
 mod commands;
 mod console;
 mod device;
+mod device_profile;
+mod draft;
 mod exit;
 mod flags;
 mod forecast;
@@ -28,6 +30,8 @@ mod leases;
 mod live;
 mod load;
 mod memo;
+mod memory_rate;
+mod model_facts;
 mod model_name;
 mod open_checkpoint;
 mod paint;
@@ -70,6 +74,9 @@ fn main() -> ExitCode {
     let Some(command) = flags.command else { return ended(commands::next::run()) };
     let result = match command {
         Subcommand::Demo(flags) => commands::demo::run(&flags),
+        Subcommand::Fit(flags) => commands::fit::run(&flags),
+        Subcommand::Init(flags) => commands::init::run(&flags),
+        Subcommand::Build(flags) => commands::build::run(&flags),
         Subcommand::Run(flags) => commands::run::run(&flags),
         Subcommand::Resume(flags) => commands::resume::run(&flags),
         Subcommand::Plan(flags) => commands::plan::run(&flags),

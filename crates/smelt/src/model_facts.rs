@@ -3,13 +3,13 @@
 //! No weight is read and nothing is fetched but small files.  The sizes themselves are the libraries': what a build
 //! writes and what is said of it here come of the same lists.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use smelt_engine::llm::{KvType, kv_block};
 use smelt_engine_build::graph::{self, Precision};
 use smelt_engine_build::llm;
 use smelt_fit::{DecoderOption, KvSize, ModelFacts, PhotographCost, TowerOption, building};
-use smelt_hub::{Address, Hub};
+use smelt_hub::{Address, Commit, Hub, HubError};
 use smelt_model::checkpoint::{CONFIG_FILE, Checkpoint};
 use smelt_model::decoder::Decoder;
 use smelt_model::dtype::Dtype;
@@ -21,10 +21,11 @@ use smelt_model::synthetic;
 use smelt_runtime::image::{Cutting, ImageOptions, ImageProcessor};
 use smelt_runtime::service;
 
+use crate::draft::Shape;
 use crate::exit::{Exit, Failed};
 use crate::hub;
 use crate::load;
-use crate::model_name::ModelSource;
+use crate::model_name::{ModelSource, nearest_names};
 use crate::photographs::FOUR_THIRDS;
 use crate::seeing::{self, Unseen};
 
@@ -57,8 +58,8 @@ pub(crate) struct Headers {
 
 /// Where a model's small files are.
 enum Files {
-    Directory(std::path::PathBuf),
-    Hub(Box<(Hub, Address, smelt_hub::Commit)>),
+    Directory(PathBuf),
+    Hub(Box<(Hub, Address, Commit)>),
     Synthetic(&'static str),
 }
 
@@ -94,7 +95,7 @@ impl Headers {
     fn of_hub(address: &Address) -> Result<Self, Failed> {
         let failed = |error| hub::failed(&error);
         let hub = Hub::from_env().map_err(failed)?;
-        let commit = hub.resolve(address).map_err(failed)?.commit;
+        let commit = hub.resolve(address).map_err(|error| absent(address, &error))?.commit;
         // What was fetched says more than its configuration.
         let view = hub.view(address, &commit);
         if view.is_dir()
@@ -139,9 +140,11 @@ impl Headers {
 
     /// What it takes in every way to build it.
     ///
+    /// Beside the usual schemes of its decoder there is the one that somebody `wants`.
+    ///
     /// # Errors
-    /// Where it lacks a part, or is read by nothing here.
-    pub(crate) fn facts(&self, name: &str) -> Result<ModelFacts, Failed> {
+    /// Where it lacks a part, or is read by nothing here, or its weights are packed already in another way.
+    pub(crate) fn facts(&self, name: &str, wants: Option<Scheme>) -> Result<ModelFacts, Failed> {
         let model = self.checkpoint.model();
         if let Some(encoder) = &model.encoder {
             return self.of_encoder(name, encoder);
@@ -154,7 +157,7 @@ impl Headers {
             family: llm.family.name.to_owned(),
             fetch_bytes: self.fetch_bytes,
             positions: llm.max_positions,
-            decoders: self.decoders()?,
+            decoders: self.decoders(name, wants)?,
             towers,
             kv: kv(llm),
             tiles_usual: vision.map_or(0, tiles_usual),
@@ -167,7 +170,7 @@ impl Headers {
         let model = self.checkpoint.model();
         if matches!(encoder, Encoder::ClipText(_)) {
             return Err(Failed::model(format!(
-                "{name} is a CLIP, which routes the tiles of another model and answers nothing itself; docs/pipeline.md shows how"
+                "{name} is a CLIP, which routes the tiles of another model and answers nothing itself"
             )));
         }
         let parts = [ModelPart::Encoder, ModelPart::Classifier];
@@ -187,16 +190,22 @@ impl Headers {
     }
 
     /// The ways to keep its decoder: as it is where somebody packed it, else every scheme.
-    fn decoders(&self) -> Result<Vec<DecoderOption>, Failed> {
+    fn decoders(&self, name: &str, wants: Option<Scheme>) -> Result<Vec<DecoderOption>, Failed> {
         let checkpoint = &self.checkpoint;
         if checkpoint.is_packed() {
-            let size = llm::size(checkpoint).map_err(Failed::model)?;
-            return Ok(vec![DecoderOption {
-                checkpoint_bytes: 0,
-                ..decoder(size, checkpoint.scheme_words(), None)
-            }]);
+            let (size, words) =
+                (llm::size(checkpoint).map_err(Failed::model)?, checkpoint.scheme_words());
+            if wants.is_some_and(|wants| wants.name() != words) {
+                return Err(Failed::usage(format!(
+                    "the weights of {name} are packed already, as {words}; leave out --precision, or name the checkpoint that they were made of"
+                )));
+            }
+            return Ok(vec![decoder(size, words, None)]);
         }
-        SCHEMES.into_iter().map(|(scheme, method)| self.decoder(scheme, method)).collect()
+        let is_usual = |wants: &Scheme| SCHEMES.iter().any(|(scheme, _)| scheme == wants);
+        let more = wants.filter(|wants| !is_usual(wants)).map(|wants| (wants, Method::Rtn));
+        let all = SCHEMES.into_iter().chain(more);
+        all.map(|(scheme, method)| self.decoder(scheme, method)).collect()
     }
 
     fn decoder(&self, scheme: Scheme, method: Method) -> Result<DecoderOption, Failed> {
@@ -243,6 +252,28 @@ impl Headers {
         // Other numbers of tiles may cut it in the same way.
         costs.dedup_by_key(|cost| cost.tokens);
         Ok(costs)
+    }
+}
+
+/// A hub's error about an address, with names near to it that exist.
+fn absent(address: &Address, error: &HubError) -> Failed {
+    let failed = hub::failed(error);
+    let is_name = matches!(error, HubError::NoRepo { .. } | HubError::NotAllowed { .. });
+    let near = nearest_names(address.repo.as_str(), &[]);
+    match is_name && !near.is_empty() {
+        true => Failed::new(failed.exit, format!("{failed}; there is {}", near.join(", "))),
+        false => failed,
+    }
+}
+
+/// What can be made of a checkpoint.
+pub(crate) fn shape(checkpoint: &Checkpoint) -> Shape {
+    let Model { vision, encoder, .. } = checkpoint.model();
+    match (encoder, vision) {
+        (Some(encoder), _) if encoder.labels().is_some() => Shape::Scores,
+        (Some(_), _) => Shape::Embeds,
+        (None, Some(vision)) if checkpoint.has(ModelPart::Vision) => Shape::Sees(grids(vision)),
+        (None, _) => Shape::Speaks,
     }
 }
 
@@ -321,7 +352,7 @@ mod tests {
     use super::*;
 
     fn facts(name: &'static str) -> ModelFacts {
-        Headers::of(&ModelSource::Synthetic(name)).unwrap().facts(name).unwrap()
+        Headers::of(&ModelSource::Synthetic(name)).unwrap().facts(name, None).unwrap()
     }
 
     /// The decoder's and the tower's engine in int8, in MiB.
@@ -337,7 +368,11 @@ mod tests {
         assert!(decoder.abs_diff(733) <= 1 && tower.abs_diff(297) <= 3, "{decoder} {tower}");
         let calibrated = |name| facts(name).decoders[1].weights_bytes as f64 / f64::from(1 << 30);
         assert!((calibrated("internvl3-2b") - 1.3).abs() < 0.05, "{}", calibrated("internvl3-2b"));
-        assert!((calibrated("qwen2_5_vl-3b") - 2.2).abs() < 0.05, "{}", calibrated("qwen2_5_vl-3b"));
+        assert!(
+            (calibrated("qwen2_5_vl-3b") - 2.2).abs() < 0.05,
+            "{}",
+            calibrated("qwen2_5_vl-3b")
+        );
         let tower = engines("qwen2_5_vl-3b")[1];
         assert!(tower.abs_diff(644) <= 7, "{tower}");
     }

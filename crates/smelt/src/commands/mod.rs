@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 mod bench_serve;
+pub(crate) mod build;
 pub(crate) mod cache;
 pub(crate) mod calibrate;
 pub(crate) mod chat;
@@ -11,7 +12,9 @@ pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod explain;
 pub(crate) mod export;
+pub(crate) mod fit;
 pub(crate) mod graph;
+pub(crate) mod init;
 pub(crate) mod ls;
 pub(crate) mod next;
 pub(crate) mod onnx;

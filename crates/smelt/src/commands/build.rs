@@ -1,0 +1,241 @@
+//! `smelt build`: a model by its name, from nothing to what can be asked: `init`, then a run.
+//!
+//! A pipeline that it wrote once is run as it lies there: what was overruled is in it, and so is what somebody edited.
+
+use std::path::{Path, PathBuf};
+
+use smelt_fit::{FitLine, Wanted, table};
+use smelt_plan::pipeline::{Overrides, StageSpec};
+use smelt_plan::{Kind, Pipeline};
+
+use super::fit::{self, Weighed};
+use super::{init, run};
+use crate::console::tell;
+use crate::device_profile::{self, Measure};
+use crate::draft;
+use crate::draft::Shape;
+use crate::exit::{Exit, Failed};
+use crate::flags::{BuildFlags, OverruleFlags, RunFlags};
+use crate::last_run::LastRun;
+use crate::load;
+use crate::model_facts::{Headers, shape};
+use crate::model_name::ModelSource;
+use crate::table::{bytes, seconds};
+
+/// What is to be built, and what is known of it before.
+struct Prepared {
+    file: PathBuf,
+    /// The settings and what they take, where headers tell.
+    line: Option<FitLine>,
+    why: String,
+}
+
+pub(crate) fn run(flags: &BuildFlags) -> Result<Exit, Failed> {
+    let source = fit::source(&flags.model)?;
+    let file = init::file_of(&source, flags.out.as_deref());
+    let prepared = match file.exists() {
+        true => again(source, &flags.overrule, file)?,
+        false => anew(source, &flags.overrule, file)?,
+    };
+    let pipeline = prepared.pipeline()?;
+    prepared.words(&pipeline)?.iter().for_each(tell);
+    let run_flags = RunFlags { json: flags.json, ..RunFlags::of(prepared.file.clone()) };
+    let exit = run::run(&run_flags)?;
+    if exit == Exit::Ok {
+        next(&prepared.file, &pipeline).iter().for_each(tell);
+    }
+    Ok(exit)
+}
+
+/// Writes the pipeline.
+fn anew(source: ModelSource, overrule: &OverruleFlags, file: PathBuf) -> Result<Prepared, Failed> {
+    let (text, weighed) = init::drafted(source, overrule, None, &file)?;
+    init::write(&file, &text)?;
+    let (line, why) = match weighed {
+        Some(Weighed { table, .. }) => (table.lines.into_iter().next(), table.why),
+        None => (None, "its pipeline comes with smelt".to_owned()),
+    };
+    Ok(Prepared { file, line, why })
+}
+
+/// Takes the pipeline that was written before, if it is one of that model, written with the same words.
+fn again(source: ModelSource, overrule: &OverruleFlags, file: PathBuf) -> Result<Prepared, Failed> {
+    let text = load::read(&file)?;
+    let shown = file.display();
+    let Some(command) = draft::command_of(&text) else { return Err(init::there_already(&file)) };
+    let (model, flags) = command.split_once(' ').unwrap_or((command, ""));
+    if model != init::canonical(&source) {
+        return Err(Failed::usage(format!(
+            "{shown} is the pipeline of {model}; name another file by --out FILE"
+        )));
+    }
+    let asked = overrule.words();
+    if !asked.is_empty() && asked.trim() != flags {
+        let with = if flags.is_empty() { "no such flag" } else { flags };
+        return Err(Failed::usage(format!(
+            "{shown} was written with {with}; edit it, or remove it and build again, or name another file by --out FILE"
+        )));
+    }
+    // What it takes is told where its headers are at hand; the run itself says why they are not.
+    let line = line_of(&source, &text, &file);
+    Ok(Prepared { line, why: "its pipeline was written before".to_owned(), file })
+}
+
+/// What the settings that a pipeline names take on this device.
+fn line_of(source: &ModelSource, text: &str, file: &Path) -> Option<FitLine> {
+    let pipeline = parse(text, file).ok()?;
+    let headers = Headers::of(source).ok()?;
+    let scheme = said(&pipeline, Kind::Quantize, "scheme");
+    let scheme = scheme.or_else(|| (!headers.checkpoint.is_packed()).then(|| "none".to_owned()));
+    let wants = scheme.as_deref().and_then(smelt_model::quantize::Scheme::parse);
+    let facts = headers.facts(&source.word(), wants).ok()?;
+    let number = |name| said(&pipeline, Kind::Deployment, name)?.parse().ok();
+    let is_encoder = matches!(shape(&headers.checkpoint), Shape::Embeds | Shape::Scores);
+    let wanted = Wanted {
+        scheme: scheme.filter(|_| !is_encoder),
+        context: number("max-seq-len"),
+        tiles: number("tiles"),
+        ..Wanted::default()
+    };
+    let device = device_profile::find(None, Measure::Nothing).ok()?;
+    table(&facts, &device, &wanted).lines.into_iter().next()
+}
+
+/// What the first stage of a kind says of a field.
+fn said(pipeline: &Pipeline, kind: Kind, field: &str) -> Option<String> {
+    let stage = pipeline.stages.iter().find(|stage: &&StageSpec| stage.kind == kind)?;
+    let value = stage.params.get(field)?;
+    Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+}
+
+fn parse(text: &str, file: &Path) -> Result<Pipeline, Failed> {
+    Ok(Pipeline::parse(&file.display().to_string(), text, &Overrides::default())?)
+}
+
+impl Prepared {
+    fn pipeline(&self) -> Result<Pipeline, Failed> {
+        parse(&load::read(&self.file)?, &self.file)
+    }
+
+    /// Five lines: what was chosen, what it will hold, what it leaves, what pictures cost, how long it took.
+    fn words(&self, pipeline: &Pipeline) -> Result<Vec<String>, Failed> {
+        let file = self.file.display();
+        let took = self.took(pipeline)?;
+        let Some(line) = &self.line else {
+            return Ok(vec![
+                format!("{file}: {}", self.why),
+                "what it holds and leaves is said in its comments".to_owned(),
+                took,
+            ]);
+        };
+        Ok(vec![
+            format!("{file}: {}, since {}", settings(line), self.why),
+            format!(
+                "memory: {} while it is built, {} while it answers in a full context",
+                bytes(line.building_bytes),
+                bytes(line.serving_bytes)
+            ),
+            format!(
+                "disk: {} of engines, {} with what they are made of",
+                bytes(line.engines_bytes),
+                bytes(line.disk_bytes)
+            ),
+            match line.image_tokens {
+                Some(tokens) => format!("a 4:3 photograph has {tokens} image tokens"),
+                None => "it reads text alone".to_owned(),
+            },
+            took,
+        ])
+    }
+
+    /// How long the stages took that this pipeline built last.
+    fn took(&self, pipeline: &Pipeline) -> Result<String, Failed> {
+        let root = load::root()?;
+        let unknown = || "how long it takes is not known: it was not built here yet".to_owned();
+        if !root.exists() {
+            return Ok(unknown());
+        }
+        let last = LastRun::read(&load::store_to_read()?, &self.file);
+        let of = |stage: &StageSpec| Some(last.of(stage.name.as_str())?.took?.wall_s);
+        let walls: Vec<f64> = pipeline.stages.iter().filter_map(of).collect();
+        Ok(match walls.len() {
+            0 => unknown(),
+            _ => {
+                format!("its stages took {} when they were built last", seconds(walls.iter().sum()))
+            }
+        })
+    }
+}
+
+fn settings(line: &FitLine) -> String {
+    let settings = &line.settings;
+    let decoder = settings.scheme.as_ref().map(|scheme| match settings.method {
+        Some("best") => format!("decoder in {scheme}, calibrated"),
+        _ => format!("decoder in {scheme}"),
+    });
+    let vision = settings.vision.filter(|_| settings.scheme.is_some());
+    let parts = [
+        decoder,
+        vision.map(|precision| format!("tower in {precision}")),
+        settings.context.map(|context| format!("{context} tokens")),
+        settings.tiles.map(|tiles| format!("{tiles} tiles")),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    if parts.is_empty() { "an encoder in f32".to_owned() } else { parts.join(", ") }
+}
+
+/// The two commands to go on with.
+fn next(file: &Path, pipeline: &Pipeline) -> [String; 2] {
+    let file = file.display();
+    let has = |field: &str| {
+        let deployments = pipeline.stages.iter().filter(|stage| stage.kind == Kind::Deployment);
+        deployments.flat_map(|stage| &stage.inputs).any(|input| input.field == field)
+    };
+    let parts = |stage: &StageSpec| {
+        stage.params.get("part").and_then(|part| part.as_str()) == Some("classifier")
+    };
+    let ask = match (has("encoder"), has("vision")) {
+        (true, _) if pipeline.stages.iter().any(parts) => {
+            format!("smelt rerank {file} \"query\" \"text\" \"another text\"")
+        }
+        (true, _) => format!("smelt embed {file} \"text\""),
+        (false, true) => format!("smelt chat {file} --image photo.jpg \"Describe this image.\""),
+        (false, false) => format!("smelt chat {file} \"Complete: The capital of France is\""),
+    };
+    [format!("ask it:   {ask}"), format!("serve it: smelt serve {file}")]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shipped;
+
+    #[test]
+    fn the_commands_to_go_on_with_are_those_of_what_was_built() {
+        let asked = |name: &str| {
+            let shipped = shipped::PIPELINES.iter().find(|shipped| shipped.name == name).unwrap();
+            let pipeline = parse(shipped.text, Path::new("p.toml")).unwrap();
+            next(Path::new("p.toml"), &pipeline)[0].clone()
+        };
+        assert!(asked("internvl3-1b-int8").contains("smelt chat p.toml --image"));
+        assert!(asked("smollm2").contains("smelt chat p.toml \""));
+        assert!(asked("minilm").contains("smelt embed p.toml"));
+        assert!(asked("reranker").contains("smelt rerank p.toml"));
+    }
+
+    #[test]
+    fn a_pipeline_that_somebody_edited_is_told_by_what_it_says() {
+        let source = fit::source("synthetic:internvl3-1b").unwrap();
+        let flags = OverruleFlags::default();
+        let file = Path::new("m.toml");
+        let (text, _) = init::drafted(source.clone(), &flags, Some("64GB"), file).unwrap();
+        let line = line_of(&source, &text, file).unwrap();
+        assert_eq!(
+            (line.settings.scheme.as_deref(), line.settings.context),
+            (Some("int8"), Some(4096))
+        );
+        let edited = text.replace("max_seq_len = 4096", "max_seq_len = 2048");
+        let line = line_of(&source, &edited, file).unwrap();
+        assert_eq!(line.settings.context, Some(2048));
+    }
+}

@@ -1,0 +1,346 @@
+//! Writes a pipeline for a model and its settings, as a person would: commented, with params where somebody may turn.
+//!
+//! Settings in, text out.  Keys of stages cover no limits and no retries, so those follow from sizes here.
+
+use std::fmt::Write as _;
+
+use smelt_fit::FitLine;
+use smelt_model::grid::Grid;
+use smelt_model::quantize::Method;
+
+/// How a pipeline that was written by `smelt init` remembers the command that writes it again.
+const COMMAND: &str = "# smelt init ";
+/// Answers at once, and frames of a clip, where nobody says otherwise.
+const SLOTS: usize = 8;
+const FRAMES: usize = 32;
+/// What a stage may hold, in GiB, beside what it is forecast to hold.
+const SPARE_GIB: u64 = 1;
+
+/// A pipeline that is to be written.
+pub(crate) struct Draft<'a> {
+    /// What follows `smelt init`: the model, and what was overruled.
+    pub(crate) command: String,
+    /// The pipeline's name.
+    pub(crate) name: String,
+    /// What the deployment calls its model.
+    pub(crate) model: String,
+    /// Where its checkpoint comes from, as `from` says it.
+    pub(crate) from: String,
+    /// What is made of it.
+    pub(crate) shape: Shape,
+    /// The settings, and what they take.
+    pub(crate) line: &'a FitLine,
+    /// Why these, in a sentence.
+    pub(crate) why: String,
+}
+
+/// What is made of a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Shape {
+    /// A model that sees; with sizes of pictures where its tower takes any.
+    Sees(Option<Vec<Grid>>),
+    /// A model of text.
+    Speaks,
+    /// An encoder of texts.
+    Embeds,
+    /// A cross-encoder, which scores pairs of texts.
+    Scores,
+}
+
+/// What a pipeline's text says was typed behind `smelt init` to write it; nothing where a person wrote it.
+pub(crate) fn command_of(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| line.strip_prefix(COMMAND))
+}
+
+impl Draft<'_> {
+    /// The pipeline's text.
+    pub(crate) fn text(&self) -> String {
+        let stages = match &self.shape {
+            Shape::Sees(grids) => {
+                let mut stages = self.vision(grids.as_deref());
+                stages.extend(self.decoder(true));
+                stages
+            }
+            Shape::Speaks => self.decoder(false),
+            Shape::Embeds => self.encoder("encoder"),
+            Shape::Scores => self.encoder("classifier"),
+        };
+        let blocks = [self.head(), self.params(), CHECKPOINT.to_owned()];
+        let blocks: Vec<String> = blocks.into_iter().chain(stages).collect();
+        blocks.join("\n")
+    }
+
+    fn sees(&self) -> bool {
+        matches!(self.shape, Shape::Sees(_))
+    }
+
+    /// Whether its tower takes a number of tiles.
+    fn tiles(&self) -> Option<usize> {
+        self.line.settings.tiles.filter(|_| self.sees())
+    }
+
+    /// Whether a stage rounds its weights.
+    fn rounds(&self) -> bool {
+        self.line.settings.method.is_some()
+    }
+
+    fn is_calibrated(&self) -> bool {
+        let method = self.line.settings.method.and_then(Method::parse);
+        method.is_some_and(Method::needs_calibration)
+    }
+
+    fn head(&self) -> String {
+        let FitLine { engines_bytes, disk_bytes, building_bytes, serving_bytes, .. } = *self.line;
+        let [engines, disk, building, serving] =
+            [engines_bytes, disk_bytes, building_bytes, serving_bytes].map(mib);
+        let mut text = format!(
+            "# {}, written by the command below; it is yours to edit, and is never overwritten.\n{COMMAND}{}\n#\n# Why so: {}.\n# Disk: {engines} of engines, {disk} with what they are made of.  Memory: {building} while it is built, {serving} while it\n# answers in a full context.\n",
+            self.name, self.command, self.why
+        );
+        if let Some(tokens) = self.line.image_tokens {
+            let _ = writeln!(text, "# A 4:3 photograph has {tokens} image tokens.");
+        }
+        let _ = write!(
+            text,
+            "#\n#   smelt run {0}.toml\nsmelt = 1\nname = {1}\n",
+            self.name,
+            quoted(&self.name)
+        );
+        text
+    }
+
+    fn params(&self) -> String {
+        let mut text = String::new();
+        if self.line.settings.context.is_some() {
+            text.push_str("# Context, tiles, frames and slots are limits of serving: no engine is built anew where they change.\n");
+        }
+        let _ = write!(text, "[params]\nmodel = {}\n", quoted(&self.from));
+        if let Some(context) = self.line.settings.context {
+            let _ = writeln!(text, "max_seq_len = {context}");
+        }
+        if let Some(tiles) = self.tiles() {
+            let _ = writeln!(text, "tiles = {tiles}");
+        }
+        if self.line.settings.context.is_some() {
+            let _ = writeln!(text, "slots = {SLOTS}");
+        }
+        if self.sees() {
+            let _ = writeln!(text, "frames = {FRAMES}");
+        }
+        text
+    }
+
+    /// The tower: its graph, and the engine of that.
+    fn vision(&self, grids: Option<&[Grid]>) -> Vec<String> {
+        let grids = grids.map_or_else(String::new, |grids| {
+            let grids: Vec<String> = grids.iter().map(|grid| quoted(&grid.to_string())).collect();
+            format!(
+                "# Each size is an engine for pictures of that shape, all over one file of weights.\ngrids = [{}]\n",
+                grids.join(", ")
+            )
+        });
+        let precision = self.line.settings.vision.unwrap_or("int8");
+        let limit = gib(self.line.working_bytes).max(2);
+        vec![
+            format!(
+                "[stage.vision-onnx]\nkind = \"onnx-export\"\ncheckpoint = \"checkpoint\"\npart = \"vision\"\ndtype = \"f16\"\n{grids}limits = {{ memory = \"512MiB\", timeout = \"30m\" }}\n"
+            ),
+            format!(
+                "[stage.vision-engine]\nkind = \"engine-build\"\nonnx = \"vision-onnx\"\nprecision = \"{precision}\"\nlimits = {{ memory = \"{limit}GiB\", timeout = \"1h\" }}\n{}",
+                retry("vision-engine")
+            ),
+        ]
+    }
+
+    /// The decoder: rounded where it is, its engine, the proof, and the deployment.
+    fn decoder(&self, sees: bool) -> Vec<String> {
+        let vision = if sees { "vision = \"vision-engine\"\n" } else { "" };
+        let rounded = if self.rounds() { "llm-quant" } else { "checkpoint" };
+        let weights = if self.rounds() { "weights = \"llm-quant\"\n" } else { "" };
+        let engine = gib(self.line.engines_bytes);
+        let mut stages = Vec::new();
+        if self.is_calibrated() {
+            stages.push(format!(
+                "# What the decoder's layers are fed: texts{} that smelt carries.\n[stage.calibration]\nkind = \"calibrate\"\ncheckpoint = \"checkpoint\"\n{vision}limits = {{ memory = \"1GiB\", timeout = \"8h\" }}\n",
+                if sees { " and pictures" } else { "" }
+            ));
+        }
+        if self.rounds() {
+            stages.push(self.quantize());
+        }
+        stages.push(format!(
+            "[stage.llm-engine]\nkind = \"llm-engine-build\"\ncheckpoint = \"{rounded}\"\nlimits = {{ memory = \"{}GiB\", timeout = \"1h\" }}\n{}",
+            engine.max(3),
+            retry("llm-engine")
+        ));
+        stages.push(format!(
+            "# Every weight, and what they compute.\n[stage.verify]\nkind = \"verify\"\n{vision}llm = \"llm-engine\"\nagainst = \"checkpoint\"\n{weights}limits = {{ memory = \"{}GiB\", timeout = \"8h\" }}\n",
+            (engine + SPARE_GIB).max(4)
+        ));
+        stages.push(self.deployment(sees, vision, engine));
+        stages
+    }
+
+    fn quantize(&self) -> String {
+        let scheme = self.line.settings.scheme.as_deref().unwrap_or("none");
+        let method = match self.line.settings.method {
+            None | Some("rtn") => String::new(),
+            Some(method) => format!("method = \"{method}\"\n"),
+        };
+        let calibration = if self.is_calibrated() { "calibration = \"calibration\"\n" } else { "" };
+        format!(
+            "[stage.llm-quant]\nkind = \"quantize\"\ncheckpoint = \"checkpoint\"\nscheme = \"{scheme}\"\n{method}{calibration}limits = {{ memory = \"1GiB\", timeout = \"8h\" }}\n"
+        )
+    }
+
+    fn deployment(&self, sees: bool, vision: &str, engine: u64) -> String {
+        let mut text = format!(
+            "[stage.deployment]\nkind = \"deployment\"\nmodel = {}\ncheckpoint = \"checkpoint\"\n{vision}llm = \"llm-engine\"\nverified = \"verify\"\nmax-seq-len = \"${{max_seq_len}}\"\nslots = \"${{slots}}\"\n",
+            quoted(&self.model)
+        );
+        if sees {
+            text.push_str("frames = \"${frames}\"\n");
+        }
+        if self.tiles().is_some() {
+            text.push_str("tiles = \"${tiles}\"\n");
+        }
+        let _ = write!(
+            text,
+            "# It opens and maps all engines, and steps once.\nlimits = {{ memory = \"{}GiB\", timeout = \"1h\" }}\n",
+            (engine + SPARE_GIB).max(2)
+        );
+        text
+    }
+
+    /// An encoder of texts, or with its classification head: graph, engine, deployment.
+    fn encoder(&self, part: &str) -> Vec<String> {
+        vec![
+            format!(
+                "[stage.{part}-onnx]\nkind = \"onnx-export\"\ncheckpoint = \"checkpoint\"\npart = \"{part}\"\ndtype = \"f32\"\n"
+            ),
+            format!("[stage.{part}-engine]\nkind = \"engine-build\"\nonnx = \"{part}-onnx\"\n"),
+            format!(
+                "[stage.deployment]\nkind = \"deployment\"\nmodel = {}\ncheckpoint = \"checkpoint\"\nencoder = \"{part}-engine\"\n",
+                quoted(&self.model)
+            ),
+        ]
+    }
+}
+
+const CHECKPOINT: &str = "[stage.checkpoint]\nkind = \"source\"\nfrom = \"${model}\"\n";
+
+/// What an engine's stage does before it is tried once more.
+fn retry(stage: &str) -> String {
+    format!(
+        "[stage.{stage}.retry]\nsettle = \"60s\"\ndrop-caches = true\ntemporary-swap = \"4GiB\"\n"
+    )
+}
+
+/// A text as TOML has it: JSON's escapes are among TOML's.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// Whole GiB that hold so many bytes.
+fn gib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 30)
+}
+
+fn mib(bytes: u64) -> String {
+    crate::table::bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use smelt_fit::{DeviceProfile, FitLine, Wanted, table};
+    use smelt_model::quantize::Scheme;
+    use smelt_plan::pipeline::Overrides;
+    use smelt_plan::{Digest, Pipeline, Plan};
+
+    use super::*;
+    use crate::model_facts::{Headers, shape};
+    use crate::model_name::ModelSource;
+    use crate::{pins, shipped};
+
+    /// The key of every stage of a pipeline, by name.
+    fn keys(text: &str) -> BTreeMap<String, Digest> {
+        let pipeline = Pipeline::parse("p.toml", text, &Overrides::default()).unwrap();
+        let plan = Plan::build(&pipeline, &pins::none(&pipeline)).unwrap();
+        plan.stages().map(|(_, stage)| (stage.name.to_string(), stage.recipe_key)).collect()
+    }
+
+    /// The line that a device of 64 GB is advised for the synthetic model with that scheme.
+    fn line(name: &'static str, scheme: Option<&str>) -> (FitLine, Shape) {
+        let headers = Headers::of(&ModelSource::Synthetic(name)).unwrap();
+        let wants = scheme.and_then(Scheme::parse);
+        let facts = headers.facts(name, wants).unwrap();
+        let wanted = Wanted { scheme: scheme.map(str::to_owned), ..Wanted::default() };
+        let device = DeviceProfile::named("64GB").unwrap();
+        let table = table(&facts, &device, &wanted);
+        (table.lines[0].clone(), shape(&headers.checkpoint))
+    }
+
+    fn drafted(model: &str, from: &str, (line, shape): (&FitLine, Shape)) -> String {
+        let (command, name) = (format!("{model} --context 4096"), model.to_owned());
+        let (model, from, why) = (model.to_owned(), from.to_owned(), "it fits".to_owned());
+        Draft { command, name, model, from, shape, line, why }.text()
+    }
+
+    /// A pipeline of the same settings that was written by hand has the same stages with the same keys.
+    #[track_caller]
+    fn check(pipeline: &str, synthetic: &'static str, scheme: Option<&str>) {
+        let by_hand = shipped::PIPELINES.iter().find(|by_hand| by_hand.name == pipeline).unwrap();
+        let models = shipped::models().iter();
+        let model = models.clone().find(|model| model.pipelines.contains(&by_hand)).unwrap();
+        let address = model.address.as_ref().unwrap();
+        let (line, shape) = line(synthetic, scheme);
+        let from = format!("hf:{}", address.repo.as_str());
+        let ours = drafted(&model.deployment, &from, (&line, shape));
+        assert_eq!(keys(&ours), keys(by_hand.text), "{pipeline}:\n{ours}");
+    }
+
+    #[test]
+    fn what_is_drafted_is_what_was_written_by_hand() {
+        check("internvl3-1b-int8", "internvl3-1b", None);
+        check("internvl3-1b-int4", "internvl3-1b", Some("int4-g128"));
+        check("internvl3-2b-int8", "internvl3-2b", Some("int8"));
+        check("internvl3-2b-int4", "internvl3-2b", Some("int4-g128"));
+        check("internvl3_5-1b-int8", "internvl3_5-1b", None);
+        check("qwen2-vl-2b-int4", "qwen2_vl-2b", Some("int4-g128"));
+        check("qwen2_5-vl-3b-int4", "qwen2_5_vl-3b", Some("int4-g128"));
+        check("qwen3-vl-2b-int8", "qwen3_vl-2b", None);
+        check("qwen3-vl-2b-int4", "qwen3_vl-2b", Some("int4-g128"));
+        check("smolvlm2-256m-int8", "smolvlm-256m", None);
+        check("smolvlm2-500m-int4", "smolvlm-500m", Some("int4-g32"));
+        check("reranker", "ms-marco-minilm-l6", None);
+    }
+
+    #[test]
+    fn the_command_that_writes_it_again_is_in_it() {
+        let (line, shape) = line("internvl3-tiny", None);
+        let text = drafted("m", "synthetic:internvl3-tiny", (&line, shape));
+        assert_eq!(command_of(&text), Some("m --context 4096"));
+        assert_eq!(command_of("smelt = 1\n# by hand\n"), None);
+    }
+
+    #[test]
+    fn every_synthetic_model_has_a_pipeline_that_is_read() {
+        for name in smelt_model::synthetic::names() {
+            let (line, shape) = line(name, None);
+            let text = drafted(name, &format!("synthetic:{name}"), (&line, shape));
+            assert!(keys(&text).contains_key("deployment"), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_and_paths_are_quoted() {
+        let (line, _) = line("internvl3-tiny", None);
+        let odd = "a \"b\" \\ c";
+        let text = drafted(odd, "path:/x \"y\"", (&line, Shape::Speaks));
+        let pipeline = Pipeline::parse("p.toml", &text, &Overrides::default()).unwrap();
+        assert_eq!(pipeline.name, odd);
+        assert_eq!(pipeline.paths().into_iter().collect::<Vec<_>>(), ["/x \"y\""]);
+    }
+}
