@@ -170,6 +170,11 @@ impl ModelSource {
 }
 
 impl ShippedChoice {
+    /// What it is called: as its pipeline, where one was named, else as the model.
+    pub(crate) fn name(self) -> &'static str {
+        self.pipeline.map_or(self.model.name, |pipeline| pipeline.name)
+    }
+
     fn source(self) -> ModelSource {
         match &self.model.address {
             Some(address) => ModelSource::Hub(address.clone(), Some(self)),

@@ -518,3 +518,42 @@ fn a_split_gguf_file_answers_as_the_whole_one_does() {
     let (split, fetched) = hub.answer_of(&format!("hf:org/tiny-model:q/{}", PARTS[0]));
     assert_eq!((split, fetched), (whole, 2));
 }
+
+#[test]
+fn fit_fetches_no_weights() {
+    let hub = HubWorld::demo();
+    let fit = hub.smelt(&["fit", REPO, "--json"], &[]);
+    assert_eq!(fit.code, Some(0), "{}", fit.stderr);
+    let document: Value = serde_json::from_str(&fit.stdout).unwrap();
+    assert_eq!(document["from"], format!("hf:{REPO}"));
+    assert_eq!(document["family"], "qwen2");
+    assert!(hub.fetched().is_empty() && !hub.world.path("hf").exists());
+    // What is built of it afterwards has the sizes that were told.
+    hub.all_are("sealed", &[]);
+    let here = hub.smelt(&["fit", REPO, "--json"], &[]);
+    let here: Value = serde_json::from_str(&here.stdout).unwrap();
+    assert_eq!(here["lines"][0]["engines_bytes"], document["lines"][0]["engines_bytes"]);
+}
+
+#[test]
+fn a_model_that_is_far_too_large_is_told_at_once() {
+    let config = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256,
+        "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+        "torch_dtype": "bfloat16", "tie_word_embeddings": false}"#;
+    let files = [
+        ("config.json", config.as_bytes(), false),
+        ("model-00001-of-00001.safetensors", &b"x"[..], true),
+        ("model.safetensors.index.json", b"{}", false),
+    ];
+    let hub = HubWorld { world: World::new(""), server: Server::start(&files) };
+    let begin = Instant::now();
+    let fit = hub.smelt(&["fit", REPO, "--for", "8GB"], &[]);
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    assert_eq!(fit.code, Some(5), "{}", fit.stderr);
+    assert!(fit.stderr.contains("nothing fits: the smallest choice holds"), "{}", fit.stderr);
+    assert!(fit.stderr.contains("it takes a device with"), "{}", fit.stderr);
+    let build = hub.smelt(&["build", REPO, "--memory", "6GiB"], &[]);
+    assert_eq!(build.code, Some(5), "{}", build.stderr);
+    assert!(hub.fetched().is_empty());
+}

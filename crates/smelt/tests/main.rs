@@ -12,6 +12,7 @@ mod failing_disk;
 mod file_systems;
 mod films;
 mod first_minute;
+mod fit;
 mod full;
 mod hostile;
 mod hub;

@@ -29,8 +29,7 @@ pub(crate) fn run(flags: &InitFlags) -> Result<Exit, Failed> {
 
 /// The file of a model's pipeline: the one that is named, else one of the model's name, here.
 pub(super) fn file_of(source: &ModelSource, out: Option<&Path>) -> PathBuf {
-    let named = |choice: ShippedChoice| choice.pipeline.map(|pipeline| pipeline.name.to_owned());
-    let name = || source.choice().and_then(named).unwrap_or_else(|| source.word());
+    let name = || source.choice().map_or_else(|| source.word(), |choice| choice.name().to_owned());
     out.map_or_else(|| PathBuf::from(format!("{}.toml", name())), Path::to_owned)
 }
 
@@ -74,8 +73,7 @@ fn text_of(weighed: &Weighed, overrule: &OverruleFlags, file: &Path) -> Result<S
 
 /// A model as it is written down: one word for all that people call it.
 pub(super) fn canonical(source: &ModelSource) -> String {
-    let pipeline = |choice: ShippedChoice| choice.pipeline.map_or(choice.model.name, |it| it.name);
-    match (source.choice().map(pipeline), source.from()) {
+    match (source.choice().map(ShippedChoice::name), source.from()) {
         (Some(name), _) => name.to_owned(),
         (None, Some(from)) => from,
         (None, None) => source.word(),
@@ -152,7 +150,7 @@ mod tests {
         assert_eq!(file("InternVL3-1B"), Path::new("internvl3-1b.toml"));
         assert_eq!(file("internvl3-1b-int4"), Path::new("internvl3-1b-int4.toml"));
         assert_eq!(file("synthetic:qwen2_vl-tiny"), Path::new("qwen2_vl-tiny.toml"));
-        assert_eq!(file("smollm2"), Path::new("smollm2-135m-instruct.toml"));
+        assert_eq!(file("smollm2"), Path::new("smollm2.toml"));
         let source = fit::source("smollm2").unwrap();
         assert_eq!(file_of(&source, Some(Path::new("x/y.toml"))), Path::new("x/y.toml"));
     }

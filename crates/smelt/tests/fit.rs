@@ -1,0 +1,198 @@
+//! From a model's name to what can be asked: `fit`, `init` and `build`.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::world::{Ended, World, data, until};
+
+const MODEL: &str = "synthetic:internvl3-tiny";
+
+#[track_caller]
+fn json(ended: &Ended) -> Value {
+    serde_json::from_str(&ended.stdout)
+        .unwrap_or_else(|_| panic!("{}{}", ended.stdout, ended.stderr))
+}
+
+/// Bytes of all files below a directory whose names are these.
+fn bytes_of(dir: &Path, name: &str) -> u64 {
+    let mut sum = 0;
+    for entry in fs::read_dir(dir).unwrap().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            sum += bytes_of(&path, name);
+        } else if entry.file_name() == name {
+            sum += entry.metadata().unwrap().size();
+        }
+    }
+    sum
+}
+
+#[test]
+fn fit_tells_what_fits_and_what_would() {
+    let world = World::new("");
+    let fit = world.smelt(&["fit", "synthetic:internvl3-1b", "--for", "orin-nano-8gb"]);
+    assert_eq!(fit.code, Some(0), "{}", fit.stderr);
+    let advised = fit.stdout.lines().nth(1).unwrap();
+    assert!(advised.starts_with("advised") && advised.contains("int8"), "{}", fit.stdout);
+    assert!(fit.stderr.contains("smelt build synthetic:internvl3-1b"), "{}", fit.stderr);
+    let small = world.smelt(&["fit", "synthetic:qwen2_5_vl-3b", "--for", "1GB", "--json"]);
+    assert_eq!(small.code, Some(5));
+    let document = json(&small);
+    assert_eq!((&document["fits"], &document["advised"]), (&Value::Bool(false), &Value::Null));
+    assert_eq!(document["instead"][0]["change"], "memory");
+    assert!(!world.path("cache").exists(), "nothing is written");
+}
+
+#[test]
+fn fit_is_for_captured_devices_too() {
+    let world = World::new("");
+    let of = |device: &str| {
+        let device = data(&format!("doctor/{device}")).display().to_string();
+        let fit = world.smelt(&["fit", "synthetic:qwen2_5_vl-3b", "--for", &device, "--json"]);
+        assert_eq!(fit.code, Some(0), "{}", fit.stderr);
+        json(&fit)
+    };
+    let orin = of("orin-nano-set-up");
+    assert_eq!(orin["device"]["memory_bytes"], 7_802_868_u64 << 10);
+    assert_eq!(orin["device"]["cores"], 6);
+    assert_eq!(orin["lines"][0]["speed"]["basis"], "stated");
+    let server = of("x86-server");
+    assert_eq!(server["device"]["memory_bytes"], 131_899_004_u64 << 10);
+    assert_eq!(server["lines"][0]["speed"], Value::Null);
+}
+
+#[test]
+fn what_cannot_be_meant_is_told_in_one_line_with_what_can() {
+    let world = World::new("");
+    world.write("note.txt", "no model");
+    for (arguments, code, words) in [
+        (&["fit", "intrnvl3-1b"][..], 2, "there is internvl3-1b"),
+        (&["fit", "./nowhere"], 2, "./nowhere is not there"),
+        (&["fit", "synthetic:internvl3-1"], 2, "there is internvl3-1b"),
+        (&["fit", "p.toml"], 2, "smelt plan p.toml"),
+        (&["fit", MODEL, "--for", "toaster"], 2, "orin-nano-8gb"),
+        (&["fit", MODEL, "--precision", "int3"], 2, "int8, int4, bf16"),
+        (&["fit", MODEL, "--context", "99999999"], 2, "positions of internvl3-tiny"),
+        (&["fit", MODEL, "--memory", "3GB"], 2, "as in \"512MiB\""),
+        (&["init", MODEL, "--out", "x/y.toml"], 1, "--out FILE"),
+        (&["init", "synthetic:qwen2_5_vl-3b", "--for", "1GB"], 5, "it takes a device with"),
+        (&["init", "smollm2", "--precision", "int8"], 2, "has a pipeline of its own"),
+        (&["build", "nosuch/model/at/all"], 2, "ORG"),
+    ] {
+        let ended = world.smelt(arguments);
+        assert_eq!(ended.code, Some(code), "{arguments:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{arguments:?}: {}", ended.stderr);
+        assert!(ended.stdout.is_empty(), "{arguments:?}: {}", ended.stdout);
+    }
+}
+
+#[test]
+fn what_init_writes_is_planned_and_never_overwritten() {
+    let world = World::new("");
+    let init = world.smelt(&["init", MODEL, "--context", "512", "--precision", "int4-g32"]);
+    assert_eq!(
+        (init.code, &init.stdout[..]),
+        (Some(0), "internvl3-tiny.toml\n"),
+        "{}",
+        init.stderr
+    );
+    let text = world.read("internvl3-tiny.toml");
+    assert!(
+        text.contains(&format!("# smelt init {MODEL} --precision int4-g32 --context 512\n")),
+        "{text}"
+    );
+    assert!(
+        text.contains("max_seq_len = 512\n") && text.contains("scheme = \"int4-g32\"\n"),
+        "{text}"
+    );
+    let plan = world.smelt(&["plan", "internvl3-tiny.toml", "--json"]);
+    assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+    let again = world.smelt(&["init", MODEL]);
+    assert_eq!(again.code, Some(2));
+    assert!(again.stderr.contains("is there already"), "{}", again.stderr);
+    assert_eq!(world.read("internvl3-tiny.toml"), text);
+}
+
+#[test]
+fn build_goes_from_a_name_to_an_answer_and_goes_on_where_it_was_ended() {
+    let world = World::new("");
+    let mut killed = world.command(&["build", MODEL]);
+    let mut child = killed.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    assert!(until(|| world.path("cache/ac.log").exists()), "it has begun");
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGINT).unwrap();
+    let code = child.wait().unwrap().code();
+    assert!([Some(6), Some(0)].contains(&code), "{code:?}");
+    let build = world.smelt(&["build", MODEL, "--json"]);
+    assert_eq!(build.code, Some(0), "{}", build.stderr);
+    assert_eq!(json(&build)["status"], "ok");
+    let last: Vec<&str> = build.stderr.lines().rev().take(2).collect();
+    assert!(last[1].contains("smelt chat internvl3-tiny.toml --image"), "{last:?}");
+    assert!(last[0].contains("smelt serve internvl3-tiny.toml"), "{last:?}");
+    // What was said before is what was written.
+    let fit = json(&world.smelt(&["fit", MODEL, "--json"]));
+    let said = fit["lines"][0]["engines_bytes"].as_u64().unwrap();
+    let found = bytes_of(&world.path("cache/out"), "weights.bin");
+    assert!(found.abs_diff(said) <= found / 20 + 8192, "said {said}, found {found}");
+    let picture = data("shapes-1.png").display().to_string();
+    let chat = world.smelt(&[
+        "chat",
+        "internvl3-tiny.toml",
+        "--image",
+        &picture,
+        "--max-tokens",
+        "2",
+        "What?",
+    ]);
+    assert_eq!(chat.code, Some(0), "{}", chat.stderr);
+    let nothing = world.smelt(&["build", MODEL]);
+    assert_eq!(nothing.code, Some(0), "{}", nothing.stderr);
+    assert!(nothing.stderr.contains("nothing to do"), "{}", nothing.stderr);
+    assert!(nothing.stderr.contains("when they were built last"), "{}", nothing.stderr);
+}
+
+#[test]
+fn what_was_overruled_need_not_be_said_twice_and_is_not_changed_in_silence() {
+    let world = World::new("");
+    let first = world.smelt(&["init", MODEL, "--context", "512"]);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let other = world.smelt(&["build", MODEL, "--context", "256"]);
+    assert_eq!(other.code, Some(2));
+    assert!(other.stderr.contains("was written with --context 512"), "{}", other.stderr);
+    world.write("internvl3_5-tiny.toml", "smelt = 1\n# by hand\n");
+    let by_hand = world.smelt(&["build", "synthetic:internvl3_5-tiny"]);
+    assert!(by_hand.stderr.contains("is there already"), "{}", by_hand.stderr);
+    let wrong =
+        world.smelt(&["build", "synthetic:internvl3_5-tiny", "--out", "internvl3-tiny.toml"]);
+    assert!(wrong.stderr.contains(&format!("is the pipeline of {MODEL}")), "{}", wrong.stderr);
+    let same = world.smelt(&["build", MODEL]);
+    assert_eq!(same.code, Some(0), "{}", same.stderr);
+    assert!(same.stderr.contains("512 tokens"), "{}", same.stderr);
+}
+
+#[test]
+fn a_checkpoint_s_directory_is_fitted_and_written_with_its_place() {
+    let world = World::new("");
+    let checkpoint = data("golden/internvl3-tiny/checkpoint").display().to_string();
+    let fit = world.smelt(&["fit", &checkpoint, "--json"]);
+    assert_eq!(fit.code, Some(0), "{}", fit.stderr);
+    let init = world.smelt(&["init", &checkpoint, "--out", "mine.toml"]);
+    assert_eq!(init.code, Some(0), "{}", init.stderr);
+    assert!(world.read("mine.toml").contains(&format!("model = \"path:{checkpoint}\"")));
+    assert_eq!(world.smelt(&["plan", "mine.toml"]).code, Some(0));
+}
+
+#[test]
+fn fit_takes_no_second() {
+    let world = World::new("");
+    let begin = Instant::now();
+    assert_eq!(world.smelt(&["fit", "synthetic:qwen2_5_vl-3b"]).code, Some(0));
+    // The machine may be busy; alone it takes about 0.2 s.
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+}
