@@ -100,15 +100,15 @@ impl<'a> Weigh<'a> {
     /// The choices that differ from `picked` in one setting.
     fn beside(&self, choices: &Choices<'a>, picked: &Picked<'a>) -> Vec<FitLine> {
         let base = *picked;
-        let decoders = choices.decoders.iter().map(|it| Picked { decoder: Some(it), ..base });
-        let towers = choices.towers.iter().map(|it| Picked { tower: Some(it), ..base });
+        let decoders = choices.decoders.iter().map(|it| Picked { decoder: Some(*it), ..base });
+        let towers = choices.towers.iter().map(|it| Picked { tower: Some(*it), ..base });
         let contexts = choices.contexts.iter().map(|context| {
             let fewer = base.photograph.filter(|it| it.tokens < *context);
             let photograph = fewer.or_else(|| choices.photograph(Some(*context)));
             Picked { context: Some(*context), photograph, ..base }
         });
         let tiles = choices.photographs().map(|it| Picked { photograph: Some(it), ..base });
-        let kv = choices.kv.iter().map(|it| Picked { kv: Some(it), ..base });
+        let kv = choices.kv.iter().map(|it| Picked { kv: Some(*it), ..base });
         let all = decoders.chain(towers).chain(contexts).chain(tiles).chain(kv);
         all.map(|picked| self.line(&picked)).collect()
     }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::device::{DeviceProfile, RateBasis};
 use crate::model::ModelFacts;
-use crate::settings::{Picked, Settings};
+use crate::settings::{FitSettings, Picked};
 
 /// The program itself, its tokenizer and what a chunk of a prompt takes.
 const PROGRAM_BYTES: u64 = 64 << 20;
@@ -22,7 +22,7 @@ const QUESTION_TOKENS: u64 = 40;
 pub struct FitLine {
     /// The settings.
     #[serde(flatten)]
-    pub settings: Settings,
+    pub settings: FitSettings,
     /// Bytes of its engines.
     pub engines_bytes: u64,
     /// Bytes of all that a build leaves on disk: what is fetched, graphs, quantised weights, engines.

@@ -18,4 +18,4 @@ pub use advice::{FitTable, Instead, table};
 pub use device::{DeviceProfile, Rate, RateBasis};
 pub use forecast::{FitLine, Speed};
 pub use model::{DecoderOption, KvSize, ModelFacts, PhotographCost, TowerOption};
-pub use settings::{Settings, Wanted};
+pub use settings::{FitSettings, Wanted};

@@ -13,7 +13,7 @@ const WORDS_TOKENS: usize = 512;
 
 /// One way to build and serve a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Settings {
+pub struct FitSettings {
     /// How the decoder is quantised; nothing of an encoder of texts.
     pub scheme: Option<String>,
     /// How its integers are chosen.
@@ -54,8 +54,8 @@ pub(crate) struct Picked<'a> {
 }
 
 impl Picked<'_> {
-    pub(crate) fn settings(&self) -> Settings {
-        Settings {
+    pub(crate) fn settings(&self) -> FitSettings {
+        FitSettings {
             scheme: self.decoder.map(|decoder| decoder.scheme.clone()),
             method: self.decoder.and_then(|decoder| decoder.method),
             vision: self.tower.map(|tower| tower.precision),

@@ -174,7 +174,8 @@ impl Headers {
             )));
         }
         let parts = [ModelPart::Encoder, ModelPart::Classifier];
-        let tensors = model.tensors(if encoder.labels().is_some() { &parts } else { &parts[..1] });
+        let tensors =
+            model.tensors(if encoder.labels().is_some() { &parts[..] } else { &parts[..1] });
         Ok(ModelFacts {
             name: name.to_owned(),
             family: model.family.to_owned(),

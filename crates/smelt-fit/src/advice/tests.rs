@@ -1,7 +1,7 @@
 use super::*;
 use crate::device::{Rate, RateBasis};
 use crate::model::{DecoderOption, KvSize, PhotographCost, TowerOption};
-use crate::settings::Settings;
+use crate::settings::FitSettings;
 
 const MIB: u64 = 1 << 20;
 
@@ -57,7 +57,7 @@ fn on(word: &str) -> DeviceProfile {
     DeviceProfile::named(word).unwrap()
 }
 
-fn advised(model: &ModelFacts, word: &str) -> (bool, Settings) {
+fn advised(model: &ModelFacts, word: &str) -> (bool, FitSettings) {
     let table = table(model, &on(word), &Wanted::default());
     (table.is_advised, table.lines[0].settings.clone())
 }
@@ -76,8 +76,8 @@ fn the_finest_that_fits_is_advised() {
     check(4_000, "8GB", "int8", 4096, "f16");
     check(4_000, "16GB", "int8", 4096, "f16");
     check(4_000, "4GB", "int8", 4096, "f16");
-    check(5_200, "4GB", "int8", 4096, "int8");
-    check(5_300, "4GB", "int8", 2048, "int8");
+    check(4_900, "4GB", "int8", 4096, "int8");
+    check(5_050, "4GB", "int8", 2048, "int8");
     check(6_000, "4GB", "int4-g128", 4096, "f16");
     check(16_000, "8GB", "int4-g128", 4096, "f16");
 }

@@ -110,10 +110,10 @@ impl Described<'_> {
         let tensors = self.model.tensors(&parts).into_iter();
         let weights = tensors.flat_map(|(name, shape)| {
             let grid = quantization.and_then(|quantization| self.grid(&name, quantization));
-            match (grid, &shape[..]) {
-                (Some(grid), &[rows, columns]) => quantized(&name, [rows, columns], grid),
-                _ => vec![float(name, self.dtype, shape)],
+            if let (Some(grid), &[rows, columns]) = (grid, shape.as_slice()) {
+                return quantized(&name, [rows, columns], grid);
             }
+            vec![float(name, self.dtype, shape)]
         });
         weights.map(|weight| (weight.name.clone(), weight)).collect()
     }

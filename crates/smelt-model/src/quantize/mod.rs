@@ -326,7 +326,7 @@ pub fn described(ckpt: &Checkpoint, options: &Options<'_>) -> Result<Checkpoint,
     let targets = targets(ckpt, options)?;
     let tensors = targets.iter().flat_map(|target| {
         let specs = target.specs().into_iter().enumerate();
-        specs.map(|(index, spec)| match index {
+        specs.map(move |(index, spec)| match index {
             0 => (spec, target.shape.clone(), target.grid()),
             _ => (spec.clone(), spec.shape, None),
         })

@@ -38,7 +38,7 @@ pub(crate) fn run(flags: &BuildFlags) -> Result<Exit, Failed> {
         false => anew(source, &flags.overrule, file)?,
     };
     let pipeline = prepared.pipeline()?;
-    prepared.words(&pipeline)?.iter().for_each(tell);
+    prepared.words(&pipeline).iter().for_each(tell);
     let run_flags = RunFlags { json: flags.json, ..RunFlags::of(prepared.file.clone()) };
     let exit = run::run(&run_flags)?;
     if exit == Exit::Ok {
@@ -118,17 +118,17 @@ impl Prepared {
     }
 
     /// Five lines: what was chosen, what it will hold, what it leaves, what pictures cost, how long it took.
-    fn words(&self, pipeline: &Pipeline) -> Result<Vec<String>, Failed> {
+    fn words(&self, pipeline: &Pipeline) -> Vec<String> {
         let file = self.file.display();
-        let took = self.took(pipeline)?;
+        let took = self.took(pipeline);
         let Some(line) = &self.line else {
-            return Ok(vec![
+            return vec![
                 format!("{file}: {}", self.why),
                 "what it holds and leaves is said in its comments".to_owned(),
                 took,
-            ]);
+            ];
         };
-        Ok(vec![
+        vec![
             format!("{file}: {}, since {}", settings(line), self.why),
             format!(
                 "memory: {} while it is built, {} while it answers in a full context",
@@ -145,25 +145,23 @@ impl Prepared {
                 None => "it reads text alone".to_owned(),
             },
             took,
-        ])
+        ]
     }
 
     /// How long the stages took that this pipeline built last.
-    fn took(&self, pipeline: &Pipeline) -> Result<String, Failed> {
-        let root = load::root()?;
+    fn took(&self, pipeline: &Pipeline) -> String {
         let unknown = || "how long it takes is not known: it was not built here yet".to_owned();
-        if !root.exists() {
-            return Ok(unknown());
-        }
-        let last = LastRun::read(&load::store_to_read()?, &self.file);
+        // A store that is not there yet, or is new, knows of no run.
+        let Ok(store) = load::store_to_read() else { return unknown() };
+        let last = LastRun::read(&store, &self.file);
         let of = |stage: &StageSpec| Some(last.of(stage.name.as_str())?.took?.wall_s);
         let walls: Vec<f64> = pipeline.stages.iter().filter_map(of).collect();
-        Ok(match walls.len() {
+        match walls.len() {
             0 => unknown(),
             _ => {
                 format!("its stages took {} when they were built last", seconds(walls.iter().sum()))
             }
-        })
+        }
     }
 }
 
