@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::device::DeviceProfile;
 use crate::forecast::{FitLine, line};
+use crate::history::MeasuredAnswer;
 use crate::model::ModelFacts;
 use crate::settings::{Choices, Picked, Wanted};
 
@@ -38,11 +39,17 @@ pub enum Instead {
     },
 }
 
-/// Weighs the choices of `model` on `device` that `wanted` leaves open.
-pub fn table(model: &ModelFacts, device: &DeviceProfile, wanted: &Wanted) -> FitTable {
+/// Weighs the choices of `model` on `device` that `wanted` leaves open; `history` is what was measured there, the newest
+/// last.
+pub fn table(
+    model: &ModelFacts,
+    device: &DeviceProfile,
+    wanted: &Wanted,
+    history: &[MeasuredAnswer],
+) -> FitTable {
     let budget_bytes = wanted.memory_bytes.unwrap_or_else(|| device.budget_bytes());
     let choices = Choices::of(model, wanted);
-    let weigh = Weigh { model, device, budget_bytes };
+    let weigh = Weigh { model, device, budget_bytes, history };
     let best = weigh.best(&choices);
     let advised = best.fits.then_some(&best.picked);
     let mut lines = vec![best.line.clone()];
@@ -63,6 +70,7 @@ struct Weigh<'a> {
     model: &'a ModelFacts,
     device: &'a DeviceProfile,
     budget_bytes: u64,
+    history: &'a [MeasuredAnswer],
 }
 
 /// A choice and what it takes.
@@ -74,7 +82,7 @@ struct Weighed<'a> {
 
 impl<'a> Weigh<'a> {
     fn line(&self, picked: &Picked<'_>) -> FitLine {
-        line(self.model, picked, self.device, self.budget_bytes)
+        line(self.model, picked, (self.device, self.history), self.budget_bytes)
     }
 
     /// The first choice that fits, in the order in which they are preferred; the smallest where none does.

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::device::{DeviceProfile, RateBasis};
+use crate::history::{MeasuredAnswer, of_decoder, of_tower};
 use crate::model::ModelFacts;
 use crate::settings::{FitSettings, Picked};
 
@@ -60,11 +61,11 @@ pub struct Speed {
     pub basis: RateBasis,
 }
 
-/// What `picked` takes on `device`, where the model may hold `budget_bytes`.
+/// What `picked` takes on `device`, where the model may hold `budget_bytes`, and answers were measured.
 pub(crate) fn line(
     model: &ModelFacts,
     picked: &Picked<'_>,
-    device: &DeviceProfile,
+    (device, history): (&DeviceProfile, &[MeasuredAnswer]),
     budget_bytes: u64,
 ) -> FitLine {
     let Picked { decoder, tower, context, photograph, kv } = *picked;
@@ -94,7 +95,7 @@ pub(crate) fn line(
         serving_bytes,
         fits: serving_bytes <= budget_bytes && building_bytes <= room,
         image_tokens: photograph.map(|photograph| photograph.tokens),
-        speed: speed(picked, device),
+        speed: speed(picked, device, history),
     }
 }
 
@@ -105,7 +106,31 @@ fn building(picked: &Picked<'_>) -> u64 {
     decoder.max(tower)
 }
 
-fn speed(picked: &Picked<'_>, device: &DeviceProfile) -> Option<Speed> {
+/// How fast it is: as engines of the same sizes were here, else by the device's rates.
+fn speed(picked: &Picked<'_>, device: &DeviceProfile, history: &[MeasuredAnswer]) -> Option<Speed> {
+    by_history(picked, history).or_else(|| by_rates(picked, device))
+}
+
+fn by_history(picked: &Picked<'_>, history: &[MeasuredAnswer]) -> Option<Speed> {
+    let decoder = picked.decoder?.weights_bytes;
+    let tokens_per_s = of_decoder(history, decoder, |answer| answer.tokens_per_s)?;
+    let read = of_decoder(history, decoder, |answer| answer.prompt_tokens_per_s);
+    let seen = match picked.tower.zip(picked.photograph) {
+        Some((tower, photograph)) => of_tower(history, tower.weights_bytes)
+            .map(|image_tokens_per_s| photograph.tokens as f64 / image_tokens_per_s),
+        None => Some(0.0),
+    };
+    let first_token_s =
+        read.zip(seen).map(|(read, seen)| prompt_tokens(picked) as f64 / read + seen);
+    Some(Speed { tokens_per_s: Some(tokens_per_s), first_token_s, basis: RateBasis::Measured })
+}
+
+/// Tokens of a question about a photograph, or about nothing.
+fn prompt_tokens(picked: &Picked<'_>) -> u64 {
+    picked.photograph.map_or(0, |photograph| photograph.tokens as u64) + QUESTION_TOKENS
+}
+
+fn by_rates(picked: &Picked<'_>, device: &DeviceProfile) -> Option<Speed> {
     let (memory, core) = (device.memory_rate?, device.core_rate?);
     let decoding = |step_bytes| memory.per_second * DECODING_SHARE / step_bytes as f64;
     let all_cores = core.per_second * device.cores.max(1) as f64;
@@ -115,9 +140,8 @@ fn speed(picked: &Picked<'_>, device: &DeviceProfile) -> Option<Speed> {
         seconds(products, if tower.precision == "int8" { TOWER_INTEGERS } else { 1.0 })
     });
     let read = picked.decoder.map(|decoder| {
-        let tokens = picked.photograph.map_or(0, |it| it.tokens as u64) + QUESTION_TOKENS;
         let times = if decoder.is_integer { PROMPT_INTEGERS } else { 1.0 };
-        seconds(decoder.prompt_products as f64 * tokens as f64, times)
+        seconds(decoder.prompt_products as f64 * prompt_tokens(picked) as f64, times)
     });
     Some(Speed {
         tokens_per_s: picked.decoder.map(|decoder| decoding(decoder.step_bytes.max(1))),

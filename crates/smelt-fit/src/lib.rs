@@ -10,6 +10,7 @@ mod advice;
 pub mod building;
 mod device;
 mod forecast;
+mod history;
 mod model;
 mod settings;
 
@@ -17,5 +18,6 @@ pub use accuracy::{MeasuredCost, measured};
 pub use advice::{FitTable, Instead, table};
 pub use device::{DeviceProfile, Rate, RateBasis};
 pub use forecast::{FitLine, Speed};
+pub use history::MeasuredAnswer;
 pub use model::{DecoderOption, KvSize, ModelFacts, PhotographCost, TowerOption};
 pub use settings::{FitSettings, Wanted};

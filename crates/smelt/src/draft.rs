@@ -278,7 +278,7 @@ mod tests {
         let facts = headers.facts(name, wants).unwrap();
         let wanted = Wanted { scheme: scheme.map(str::to_owned), ..Wanted::default() };
         let device = DeviceProfile::named("64GB").unwrap();
-        let table = table(&facts, &device, &wanted);
+        let table = table(&facts, &device, &wanted, &[]);
         (table.lines[0].clone(), shape(&headers.checkpoint))
     }
 

@@ -46,6 +46,7 @@ mod resource_needs;
 mod seeing;
 mod sees;
 mod shipped;
+mod speeds;
 mod stage;
 mod table;
 mod telling;

@@ -393,7 +393,7 @@ mod tests {
     fn all_families_have_a_line_that_a_small_board_holds() {
         let device = DeviceProfile::named("orin-nano-8gb").unwrap();
         for name in synthetic::names() {
-            let table = table(&facts(name), &device, &Wanted::default());
+            let table = table(&facts(name), &device, &Wanted::default(), &[]);
             assert!(table.is_advised, "{name}: {}", table.why);
         }
     }

@@ -151,6 +151,9 @@ fn build_goes_from_a_name_to_an_answer_and_goes_on_where_it_was_ended() {
         "What?",
     ]);
     assert_eq!(chat.code, Some(0), "{}", chat.stderr);
+    let question = ["--max-tokens", "40", "What?"];
+    let long = world.smelt(&[&["chat", "internvl3-tiny.toml"][..], &question].concat());
+    assert_eq!(long.code, Some(0), "{}", long.stderr);
     let nothing = world.smelt(&["build", MODEL]);
     assert_eq!(nothing.code, Some(0), "{}", nothing.stderr);
     assert!(nothing.stderr.contains("nothing to do"), "{}", nothing.stderr);

@@ -1,4 +1,4 @@
-use super::*;
+use super::{DeviceProfile, FitLine, FitTable, Instead, MeasuredAnswer, ModelFacts, Wanted};
 use crate::device::{Rate, RateBasis};
 use crate::model::{DecoderOption, KvSize, PhotographCost, TowerOption};
 use crate::settings::FitSettings;
@@ -55,6 +55,11 @@ fn model(mib: u64) -> ModelFacts {
 
 fn on(word: &str) -> DeviceProfile {
     DeviceProfile::named(word).unwrap()
+}
+
+/// The table of a device on which nothing was measured.
+fn table(model: &ModelFacts, device: &DeviceProfile, wanted: &Wanted) -> FitTable {
+    super::table(model, device, wanted, &[])
 }
 
 fn advised(model: &ModelFacts, word: &str) -> (bool, FitSettings) {
@@ -211,4 +216,24 @@ fn the_reason_names_what_was_not_chosen() {
     let table = table(&model(4_000), &on("8GB"), &Wanted::default());
     assert!(table.why.contains("none would read more for every token"), "{}", table.why);
     assert!(table.why.contains("int4-g128 would round more coarsely"), "{}", table.why);
+}
+
+#[test]
+fn what_was_measured_here_goes_before_what_is_estimated() {
+    let model = model(4_000);
+    let measured = MeasuredAnswer {
+        decoder_bytes: model.decoders[0].weights_bytes,
+        tower_bytes: Some(model.towers[0].weights_bytes + 1000),
+        tokens_per_s: Some(12.5),
+        prompt_tokens_per_s: Some(500.0),
+        image_tokens_per_s: Some(256.0),
+    };
+    let table = super::table(&model, &on("orin-nano-8gb"), &Wanted::default(), &[measured]);
+    let speed = table.lines[0].speed.unwrap();
+    assert_eq!((speed.tokens_per_s, speed.basis), (Some(12.5), RateBasis::Measured));
+    let expect = (7.0 * 256.0 + 40.0) / 500.0 + 7.0;
+    assert!((speed.first_token_s.unwrap() - expect).abs() < 1e-9, "{speed:?}");
+    let is_other = |line: &&FitLine| line.settings.scheme.as_deref() != Some("int8");
+    let other = table.lines.iter().find(is_other).unwrap();
+    assert_eq!(other.speed.unwrap().basis, RateBasis::Stated, "of another size nothing is known");
 }

@@ -98,7 +98,7 @@ fn line_of(source: &ModelSource, text: &str, file: &Path) -> Option<FitLine> {
         ..Wanted::default()
     };
     let device = device_profile::find(None, Measure::Nothing).ok()?;
-    table(&facts, &device, &wanted).lines.into_iter().next()
+    table(&facts, &device, &wanted, &[]).lines.into_iter().next()
 }
 
 /// What the first stage of a kind says of a field.

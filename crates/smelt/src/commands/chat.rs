@@ -29,6 +29,7 @@ use crate::claim;
 use crate::console::{answer, tell, tell_all};
 use crate::exit::{Exit, Failed};
 use crate::flags::{ChatFlags, FrameFlags, SamplingFlags};
+use crate::speeds;
 use crate::stage;
 use crate::table;
 
@@ -67,7 +68,9 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let deployment = open()?;
     let films = flags.video.iter().map(|path| film(path, &deployment.text, flags.frames));
     let films = films.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
-    ask(deployment, prompt, films, pictures, &sampling_params)
+    let answer = ask(deployment, prompt, films, pictures, &sampling_params)?;
+    speeds::keep(&dir, &answer);
+    Ok(Exit::Ok)
 }
 
 /// Asks `prompt` about films and pictures, and says the answer as it grows.
@@ -77,7 +80,7 @@ pub(super) fn ask(
     films: Vec<MediaItem>,
     pictures: Vec<MediaItem>,
     sampling_params: &SamplingParams,
-) -> Result<Exit, Failed> {
+) -> Result<Answer, Failed> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let plan = give_what_is_left(&mut *deployment.llm);
     let plan = plan.map_err(too_little)?;
@@ -106,7 +109,7 @@ pub(super) fn ask(
     said.and_then(|()| answer("\n"))?;
     details::of_answer(&result).iter().for_each(tell_all);
     tell(summary(&result, &sampling_params.sampling, deployment.text.max_seq_len));
-    Ok(Exit::Ok)
+    Ok(result)
 }
 
 /// What runs call it that wait for the memory that it may take.

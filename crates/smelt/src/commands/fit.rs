@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 use smelt_fit::{
-    DeviceProfile, FitLine, FitTable, Instead, MeasuredCost, ModelFacts, Speed, measured, table,
+    DeviceProfile, FitLine, FitTable, Instead, MeasuredAnswer, MeasuredCost, ModelFacts, RateBasis,
+    Speed, measured, table,
 };
 use smelt_hub::Address;
 use smelt_model::quantize::Scheme;
@@ -15,6 +16,7 @@ use crate::model_facts::Headers;
 use crate::model_name::{ModelName, ModelSource, Present};
 use crate::paint::Paint;
 use crate::shipped::{self, ShippedModel};
+use crate::speeds;
 use crate::table::{Table, bytes, seconds};
 
 /// Other sizes of a family that are named.
@@ -29,7 +31,9 @@ pub(crate) fn run(flags: &FitFlags) -> Result<Exit, Failed> {
         return packaged(choice.model, flags.json);
     }
     let device = device_profile::find(flags.device.as_deref(), Measure::Rates)?;
-    let weighed = weigh(source, &flags.overrule, device)?;
+    // Of another device nothing was measured here.
+    let history = if flags.device.is_none() { speeds::read() } else { Vec::new() };
+    let weighed = weigh(source, &flags.overrule, device, &history)?;
     if flags.json {
         answer(format_args!("{}\n", weighed.as_json()))?;
     } else {
@@ -66,6 +70,7 @@ pub(super) fn weigh(
     source: ModelSource,
     overrule: &OverruleFlags,
     device: DeviceProfile,
+    history: &[MeasuredAnswer],
 ) -> Result<Weighed, Failed> {
     let headers = Headers::of(&source)?;
     let mut wanted = overrule.wanted();
@@ -77,7 +82,7 @@ pub(super) fn weigh(
     }
     let facts = headers.facts(&source.word(), wants)?;
     check_context(&facts, wanted.context)?;
-    let table = table(&facts, &device, &wanted);
+    let table = table(&facts, &device, &wanted, history);
     Ok(Weighed { source, headers, facts, device, table })
 }
 
@@ -268,6 +273,9 @@ impl Weighed {
         text.push_str(&rate.unwrap_or_default());
         let speed = self.table.lines.first().and_then(|line| line.speed);
         text.push_str(match speed {
+            Some(Speed { basis: RateBasis::Measured, .. }) => {
+                "; times of the first line were measured"
+            }
             Some(_) => "; times are estimated from these",
             None => "; how fast it is, is not known",
         });
@@ -330,11 +338,18 @@ fn dash() -> String {
 }
 
 fn rate(speed: Option<Speed>) -> Option<String> {
-    Some(format!("about {:.0}", speed?.tokens_per_s?))
+    let speed = speed?;
+    Some(format!("{}{:.0}", about(speed), speed.tokens_per_s?))
 }
 
 fn first_token(speed: Option<Speed>) -> Option<String> {
-    Some(format!("about {}", seconds(speed?.first_token_s?)))
+    let speed = speed?;
+    Some(format!("{}{}", about(speed), seconds(speed.first_token_s?)))
+}
+
+/// What stands before a time that nobody measured.
+fn about(speed: Speed) -> &'static str {
+    if speed.basis == RateBasis::Measured { "" } else { "about " }
 }
 
 #[cfg(test)]
@@ -343,7 +358,7 @@ mod tests {
 
     fn weighed(text: &str, device: &str, overrule: &OverruleFlags) -> Weighed {
         let device = DeviceProfile::named(device).unwrap();
-        weigh(source(text).unwrap(), overrule, device).unwrap()
+        weigh(source(text).unwrap(), overrule, device, &[]).unwrap()
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub(super) fn drafted(
         return packaged(choice, overrule).map(|text| (text, None));
     }
     let device = device_profile::find(device, Measure::Nothing)?;
-    let weighed = fit::weigh(source, overrule, device)?;
+    let weighed = fit::weigh(source, overrule, device, &[])?;
     if !weighed.table.is_advised {
         return Err(does_not_fit(&weighed));
     }
