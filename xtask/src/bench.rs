@@ -8,6 +8,7 @@
 mod cases;
 pub(crate) mod cpu;
 pub(crate) mod film;
+pub(crate) mod fit;
 mod inputs;
 pub(crate) mod measure;
 mod report;

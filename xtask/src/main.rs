@@ -1,4 +1,4 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `demo`, `fuzz`, `llama`, `mutants`,
+//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `demo`, `fit`, `fuzz`, `llama`, `mutants`,
 //! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `walks`.
 
 mod bench;
@@ -34,7 +34,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|demo|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -66,6 +66,8 @@ const USAGE: &str =
          smelt serve on the demo and on SmolLM2 under the official clients of four APIs and the libraries above them,
          of Python and JavaScript, its page in Chromium, then requests that schemathesis makes up from /openapi.json
   demo   what `smelt demo` carries, built and packed anew: crates/smelt/demo/model.gz
+  fit [--only TEXT]... [--smoke]
+         what `smelt fit` says of twelve models of all families beside what their builds and answers really take
   fuzz [TARGET]...
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   llama  text models beside llama.cpp, compiled once: the tokens of ten thousand lines by six vocabularies, and a
@@ -127,6 +129,7 @@ fn main() -> ExitCode {
         ["cma", ref rest @ ..] => cma::run(rest).map(drop),
         ["conformance"] => conformance::run(),
         ["demo"] => demo::run(),
+        ["fit", ref rest @ ..] => bench::fit::run(rest),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
         ["other-kernel", ref rest @ ..] => other_kernel::run(rest),
         ["picture"] => picture::run(),

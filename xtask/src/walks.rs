@@ -16,6 +16,9 @@ use crate::{root, target};
 /// What stands for a hub's models: the smallest VLM's sizes.
 const MODEL: &str = "--set model=synthetic:internvl3-1b";
 
+/// The model that the README calls by name.
+const NAMED: &str = "internvl3-1b";
+
 /// The picture that README's reader is to have.
 const PHOTO: &str = "photo.jpg";
 
@@ -50,7 +53,7 @@ pub(crate) fn run() -> Result<()> {
     for step in steps {
         let is_hub = of_a_hub(&step.command)?;
         let begin = Instant::now();
-        for command in here(&step.command, &folder, is_hub) {
+        for command in here(&by_name(&step.command, &folder), &folder, is_hub) {
             follow(&command, step.expect.as_deref(), &folder.join("cache"))?;
         }
         vlm += if is_hub { begin.elapsed() } else { Duration::ZERO };
@@ -83,6 +86,23 @@ fn of_a_hub(command: &str) -> Result<bool> {
     let Some(path) = words.find(|word| word.starts_with("pipelines/")) else { return Ok(false) };
     let text = fs::read_to_string(root().join(path)).with_context(|| path.to_owned())?;
     Ok(text.lines().any(|line| line.starts_with("model = \"hf:")))
+}
+
+/// What `command` becomes that names a model of a hub and no pipeline: random weights of the same sizes, whose pipeline
+/// is written where the walk ends with it.
+fn by_name(command: &str, folder: &Path) -> String {
+    let file = folder.join(format!("{NAMED}.toml")).display().to_string();
+    let words = command.split(' ').map(|word| match word {
+        NAMED => format!("synthetic:{NAMED}"),
+        word if word == format!("{NAMED}.toml") => file.clone(),
+        word => word.to_owned(),
+    });
+    let words = words.collect::<Vec<_>>().join(" ");
+    if command.contains(&format!(" build {NAMED}")) {
+        format!("{words} --out {file}")
+    } else {
+        words
+    }
 }
 
 /// What `command` becomes on a machine without a hub and without its user's photographs.
@@ -140,6 +160,23 @@ mod tests {
             expect: expect.map(str::to_owned),
         };
         assert_eq!(steps(text), [step("make it", None), step("ask it", Some("42"))]);
+    }
+
+    #[test]
+    fn a_model_that_is_called_by_name_is_made_of_random_weights() {
+        let folder = Path::new("/x");
+        let check = |command: &str, expect: &str| assert_eq!(by_name(command, folder), expect);
+        check("smelt fit internvl3-1b", "smelt fit synthetic:internvl3-1b");
+        check(
+            "smelt build internvl3-1b",
+            "smelt build synthetic:internvl3-1b --out /x/internvl3-1b.toml",
+        );
+        check("smelt chat internvl3-1b.toml \"a\"", "smelt chat /x/internvl3-1b.toml \"a\"");
+        check(
+            "smelt plan pipelines/internvl3-1b-int8.toml",
+            "smelt plan pipelines/internvl3-1b-int8.toml",
+        );
+        check("cargo build --release", "cargo build --release");
     }
 
     #[test]

@@ -1,0 +1,213 @@
+//! Holds what `smelt fit` says before a build against what the build and the first answers really take.
+//!
+//! Every model is fitted, built and asked about a photograph, in a store of its own; then it is fitted again, since what
+//! was measured by then is what the first fit had estimated.  Models have random weights of their true sizes.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::measure;
+use crate::{root, target};
+
+/// Models of all families, small ones first.
+const MODELS: [&str; 12] = [
+    "internvl3-tiny",
+    "internvl3_5-tiny",
+    "qwen2_vl-tiny",
+    "qwen2_5_vl-tiny",
+    "qwen3_vl-tiny",
+    "smolvlm-tiny",
+    "ms-marco-minilm-l6",
+    "smolvlm-256m",
+    "smolvlm-500m",
+    "internvl3-1b",
+    "internvl3_5-1b",
+    "qwen3_vl-2b",
+];
+/// The picture that is asked about.
+const PICTURE: &str = "tests/data/picture.png";
+/// How far memory and times may be from what was said.
+const MEMORY_OFF_MAX: f64 = 0.10;
+const TIME_OFF_MAX: f64 = 0.25;
+/// Below this the program itself is most of what is held, and clocks most of a time.
+const MEMORY_MIN: f64 = 256.0;
+const TIME_MIN_S: f64 = 0.5;
+
+/// One figure, as it was said and as it was found.
+struct Figure {
+    what: &'static str,
+    said: f64,
+    found: f64,
+    off_max: f64,
+    /// Below this the figure tells nothing.
+    least: f64,
+}
+
+impl Figure {
+    fn off(&self) -> f64 {
+        (self.said - self.found) / self.found.max(f64::MIN_POSITIVE)
+    }
+
+    fn is_missed(&self) -> bool {
+        self.found >= self.least && self.off().abs() > self.off_max
+    }
+}
+
+/// `cargo xtask fit [--only TEXT]… [--smoke]`.
+pub(crate) fn run(arguments: &[&str]) -> Result<()> {
+    let only = only(arguments)?;
+    let smelt = build()?;
+    let is_asked = |name: &&str| only.is_empty() || only.iter().any(|text| name.contains(text));
+    println!("{:20} {:22} {:>10} {:>10} {:>7}", "model", "", "said", "found", "off");
+    let mut missed = Vec::new();
+    for name in MODELS.into_iter().filter(is_asked) {
+        for figure in of_model(&smelt, name).context(name)? {
+            let Figure { what, said, found, .. } = figure;
+            let mark = if figure.is_missed() { "  MISSED" } else { "" };
+            let off = figure.off() * 100.0;
+            println!("{name:20} {what:22} {said:10.1} {found:10.1} {off:6.1}%{mark}");
+            if figure.is_missed() {
+                missed.push(format!("{name}: {what}"));
+            }
+        }
+    }
+    ensure!(missed.is_empty(), "forecasts missed: {}", missed.join("; "));
+    Ok(())
+}
+
+/// Parts of the names of models that are asked for; `--smoke` stands for the smallest.
+fn only<'a>(arguments: &[&'a str]) -> Result<Vec<&'a str>> {
+    let mut only = Vec::new();
+    let mut arguments = arguments.iter();
+    while let Some(&argument) = arguments.next() {
+        match argument {
+            "--smoke" => only.push("internvl3-tiny"),
+            "--only" => only.push(arguments.next().copied().context("--only takes a text")?),
+            _ => bail!("fit takes --only TEXT and --smoke, not {argument}"),
+        }
+    }
+    Ok(only)
+}
+
+fn build() -> Result<PathBuf> {
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--release", "--locked", "--bin", "smelt"])
+        .current_dir(root())
+        .status()?;
+    ensure!(status.success(), "smelt does not build");
+    Ok(target().join("release/smelt"))
+}
+
+fn of_model(smelt: &Path, name: &str) -> Result<Vec<Figure>> {
+    let folder = target().join("fit").join(name);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let ask = |arguments: &[&str]| json(smelt, &folder, arguments);
+    let model = format!("synthetic:{name}");
+    let said = ask(&["fit", &model, "--json"])?;
+    let report = ask(&["build", &model, "--out", "model.toml", "--json"])?;
+    let listed = ask(&["ls", "--json"])?;
+    let line = &said["lines"][0];
+    let mib = |value: &Value| value.as_f64().map(|bytes| bytes / f64::from(1 << 20));
+    let of_line = |field: &str| mib(&line[field]).with_context(|| format!("fit says no {field}"));
+    let memory = |what, said, found| Figure {
+        what,
+        said,
+        found,
+        off_max: MEMORY_OFF_MAX,
+        least: MEMORY_MIN,
+    };
+    let engines = mib(&listed["deployments"][0]["bytes"]).context("nothing is listed")?;
+    let mut figures = vec![
+        memory("engines, MiB", of_line("engines_bytes")?, engines),
+        // An upper bound: what streams may hold more, and does not.
+        Figure {
+            off_max: f64::INFINITY,
+            ..memory("building, MiB", of_line("building_bytes")?, held(&report))
+        },
+    ];
+    if line["scheme"].is_null() {
+        return Ok(figures);
+    }
+    let resident = chat(smelt, &folder)?;
+    let spare = of_line("pictures_bytes")? + of_line("kv_bytes")?;
+    let context = line["context"].as_f64().unwrap_or(1.0);
+    let asked = line["image_tokens"].as_f64().unwrap_or(0.0) + 100.0;
+    let kv = of_line("kv_bytes")? * (asked / context).min(1.0);
+    figures.push(memory("answering, MiB", of_line("serving_bytes")? - spare + kv, resident));
+    let measured = &ask(&["fit", &model, "--json"])?["lines"][0]["speed"];
+    ensure!(measured["basis"] == "measured", "no answer was remembered: {measured}");
+    let time = |what, field: &str, least| {
+        let (said, found) = (line["speed"][field].as_f64()?, measured[field].as_f64()?);
+        Some(Figure { what, said, found, off_max: TIME_OFF_MAX, least })
+    };
+    figures.extend(time("tokens/s", "tokens_per_s", 0.0).filter(|figure| figure.found < 300.0));
+    figures.extend(time("first token, s", "first_token_s", TIME_MIN_S));
+    Ok(figures)
+}
+
+/// The most that a stage of a run held, in MiB.
+fn held(report: &Value) -> f64 {
+    let stages = report["stages"].as_array().into_iter().flatten();
+    let attempts = stages.flat_map(|stage| stage["attempts"].as_array().into_iter().flatten());
+    let bytes = attempts.filter_map(|attempt| attempt["held_peak_bytes"].as_f64());
+    bytes.fold(0.0, f64::max) / f64::from(1 << 20)
+}
+
+/// Asks about a photograph; the most that was resident, in MiB.
+fn chat(smelt: &Path, folder: &Path) -> Result<f64> {
+    let picture = root().join(PICTURE);
+    let mut command: Vec<OsString> = vec!["env".into()];
+    command.push(format!("--chdir={}", folder.display()).into());
+    command.push(format!("SMELT_CACHE={}", folder.join("cache").display()).into());
+    command.push(smelt.into());
+    command.extend(["chat", "model.toml", "--max-tokens", "48", "--image"].map(OsString::from));
+    command.push(picture.into());
+    command.push("Describe this image.".into());
+    Ok(measure::told(&command)?.0.rss_mib)
+}
+
+fn json(smelt: &Path, folder: &Path, arguments: &[&str]) -> Result<Value> {
+    let output = Command::new(smelt)
+        .args(arguments)
+        .current_dir(folder)
+        .env("SMELT_CACHE", folder.join("cache"))
+        .output()
+        .context("cannot start smelt")?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{arguments:?}: {}\n{told}", output.status);
+    serde_json::from_slice(&output.stdout).with_context(|| format!("{arguments:?}: no JSON"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_missed_where_it_is_far_off_and_tells_something() {
+        let figure = |said, found| Figure { what: "x", said, found, off_max: 0.1, least: 256.0 };
+        assert!(!figure(1000.0, 1000.0).is_missed() && !figure(1099.0, 1000.0).is_missed());
+        assert!(figure(1200.0, 1000.0).is_missed() && figure(800.0, 1000.0).is_missed());
+        assert!(!figure(200.0, 100.0).is_missed(), "the program itself is most of it");
+    }
+
+    #[test]
+    fn the_stage_that_held_most_counts() {
+        let report = serde_json::json!({ "stages": [
+            { "attempts": [{ "held_peak_bytes": 1 << 20 }, { "held_peak_bytes": 3 << 20 }] },
+            { "attempts": [] },
+        ] });
+        assert_eq!(held(&report), 3.0);
+    }
+
+    #[test]
+    fn models_are_chosen_by_parts_of_their_names() {
+        assert_eq!(only(&["--only", "qwen", "--smoke"]).unwrap(), ["qwen", "internvl3-tiny"]);
+        assert!(only(&["--only"]).is_err() && only(&["x"]).is_err());
+    }
+}
