@@ -132,7 +132,7 @@ fn prompt_tokens(picked: &Picked<'_>) -> u64 {
 
 fn by_rates(picked: &Picked<'_>, device: &DeviceProfile) -> Option<Speed> {
     let (memory, core) = (device.memory_rate?, device.core_rate?);
-    let decoding = |step_bytes| memory.per_second * DECODING_SHARE / step_bytes as f64;
+    let decoding = |step_bytes: u64| memory.per_second * DECODING_SHARE / step_bytes as f64;
     let all_cores = core.per_second * device.cores.max(1) as f64;
     let seconds = |products: f64, times: f64| products / (all_cores * times);
     let seen = picked.tower.zip(picked.photograph).map(|(tower, photograph)| {

@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use smelt_hub::{Address, FileName, Repo};
+use smelt_hub::Address;
 use smelt_model::synthetic;
 use smelt_plan::text::near;
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
@@ -270,8 +270,8 @@ fn short(address: &Address) -> String {
         MAIN => String::new(),
         other => format!("@{other}"),
     };
-    let file = file.as_ref().map(|file: &FileName| format!(":{}", file.as_str()));
-    format!("{}{revision}{}", Repo::as_str(repo), file.unwrap_or_default())
+    let file = file.as_ref().map(|file| format!(":{}", file.as_str()));
+    format!("{}{revision}{}", repo.as_str(), file.unwrap_or_default())
 }
 
 /// The last name of a path without what tells its form.

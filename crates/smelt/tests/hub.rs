@@ -544,7 +544,7 @@ fn a_model_that_is_far_too_large_is_told_at_once() {
     let files = [
         ("config.json", config.as_bytes(), false),
         ("model-00001-of-00001.safetensors", &b"x"[..], true),
-        ("model.safetensors.index.json", b"{}", false),
+        ("model.safetensors.index.json", &b"{}"[..], false),
     ];
     let hub = HubWorld { world: World::new(""), server: Server::start(&files) };
     let begin = Instant::now();
