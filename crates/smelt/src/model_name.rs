@@ -91,15 +91,6 @@ impl<'a> Present<'a> {
 }
 
 impl ModelName {
-    /// Reads `text` as somebody typed it, beside what the store holds and what lies here.
-    ///
-    /// # Errors
-    /// What cannot be read, with the nearest names that exist.
-    pub(crate) fn look(text: &str) -> Result<Self, Failed> {
-        let built = built::all()?;
-        Self::read(text, &Present::of(text, &built))
-    }
-
     /// What `text` means where this is present.  What lies here goes before what is built, what is built before names of
     /// the table, and those before a hub's.
     ///
