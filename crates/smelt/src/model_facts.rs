@@ -362,20 +362,20 @@ mod tests {
         [facts.decoders[0].weights_bytes >> 20, facts.towers[0].weights_bytes >> 20]
     }
 
-    /// What builds of these models were measured to write, as their pipelines say.
+    /// What directories of engines of these models were measured to take, in MiB, as their pipelines say: to a hundredth,
+    /// since beside weights they hold a file of words.
     #[test]
     fn models_of_true_size_take_what_their_builds_were_measured_to_write() {
+        let check = |said: u64, measured: u64| {
+            assert!(said.abs_diff(measured) <= measured / 100, "{said}, measured {measured}");
+        };
         let [decoder, tower] = engines("internvl3-1b");
-        assert!(decoder.abs_diff(733) <= 1 && tower.abs_diff(297) <= 3, "{decoder} {tower}");
+        check(decoder, 733);
+        check(tower, 297);
+        check(engines("qwen2_5_vl-3b")[1], 644);
         let calibrated = |name| facts(name).decoders[1].weights_bytes as f64 / f64::from(1 << 30);
-        assert!((calibrated("internvl3-2b") - 1.3).abs() < 0.05, "{}", calibrated("internvl3-2b"));
-        assert!(
-            (calibrated("qwen2_5_vl-3b") - 2.2).abs() < 0.05,
-            "{}",
-            calibrated("qwen2_5_vl-3b")
-        );
-        let tower = engines("qwen2_5_vl-3b")[1];
-        assert!(tower.abs_diff(644) <= 7, "{tower}");
+        assert!((calibrated("internvl3-2b") - 1.3).abs() < 0.05);
+        assert!((calibrated("qwen2_5_vl-3b") - 2.2).abs() < 0.05);
     }
 
     #[test]
