@@ -7,9 +7,12 @@ mod convert;
 mod grids;
 mod pack;
 
+use std::path::Path;
+
 use smelt_engine::tactics::Tactics;
 
-pub use build::{BuildError, build};
+use crate::BuildError;
+pub use build::build;
 pub(crate) use build::{tried_inputs, try_sizes};
 pub(crate) use convert::input_file;
 
@@ -46,4 +49,9 @@ impl From<Precision> for Options {
     fn from(precision: Precision) -> Self {
         Self { precision, tactics: None }
     }
+}
+
+/// What the native back end cannot execute of the graph at `path`.
+fn unfit(path: &Path, problem: String) -> BuildError {
+    BuildError::Graph { path: path.to_owned(), backend: "native", problem }
 }

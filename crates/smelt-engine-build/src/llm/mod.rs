@@ -8,7 +8,7 @@ mod pack;
 use smelt_engine::llm::LlmEngine;
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 
-pub use build::{BuildError, build, build_with};
+pub use build::{build, build_with};
 pub use pack::{Unpacked, unpacked};
 pub use smelt_backend::Limits;
 
