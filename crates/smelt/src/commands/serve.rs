@@ -147,6 +147,7 @@ impl Load {
         Source {
             known,
             find: Box::new(move || find.find()),
+            device_room: Box::new(|found| open::device_room(&found.dir)),
             open: Box::new(move |found, purpose, progress| {
                 let running = self.open(&found.dir, purpose, progress)?;
                 self.holds.loaded(self.at, &found.dir)?;
@@ -160,11 +161,11 @@ impl Load {
         let dir = target::directory(&self.target, &self.sets)?;
         self.holds.found(self.at, &dir)?;
         let Heading { model, engines, .. } = open::heading(&dir)?;
-        let files = engines.into_iter().flat_map(fs::read_dir).flatten().flatten();
-        let sizes = files.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file);
-        let bytes = sizes.map(|file| file.len()).sum();
+        let on_device = |dir: &&PathBuf| open::device_memory(dir).is_some();
+        let device_bytes = engines.iter().filter(on_device).map(|dir| bytes_in(dir)).sum();
+        let bytes = engines.iter().map(|dir| bytes_in(dir)).sum();
         let name = self.name.clone().unwrap_or(model);
-        Ok(DeploymentInfo { dir, name, bytes })
+        Ok(DeploymentInfo { dir, name, bytes, device_bytes })
     }
 
     /// Opens, checks and warms up the deployment in `dir`.
@@ -216,6 +217,13 @@ impl Load {
         doubts.into_iter().flatten().for_each(warn);
         Ok(Running::Speaks(service))
     }
+}
+
+/// Bytes of the files in an engine's directory.
+fn bytes_in(dir: &Path) -> u64 {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
+    let sizes = files.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file);
+    sizes.map(|file| file.len()).sum()
 }
 
 /// What the log says while engines run for the first time.
