@@ -9,45 +9,67 @@ mod accuracy;
 mod atomic_dir;
 mod built;
 mod carried;
-mod checkpoint;
-mod checkpoints;
 mod claim;
 mod commands;
 mod console;
 mod device;
 mod exit;
+mod film;
 mod flags;
-mod forecast;
 mod graph;
 mod history;
 mod hub;
 mod integrity;
-mod ladder;
 mod last_run;
 mod leases;
+mod leftovers;
 mod live;
 mod load;
-mod memo;
-mod open_checkpoint;
 mod paint;
-mod photographs;
 mod pins;
-mod price;
 mod progress;
-mod reboot;
-mod refusals;
 mod report;
-mod resource_needs;
-mod sees;
-mod stage;
+mod story;
 mod table;
 mod telling;
 mod tools;
-mod towers;
 mod unfinished;
-mod user_signatures;
 mod version;
 mod view;
+
+// What builds, and what says beforehand how that will go.
+#[cfg(feature = "build")]
+mod checkpoint;
+#[cfg(feature = "build")]
+mod checkpoints;
+#[cfg(feature = "build")]
+mod export_options;
+#[cfg(feature = "build")]
+mod forecast;
+#[cfg(feature = "build")]
+mod ladder;
+#[cfg(feature = "build")]
+mod memo;
+#[cfg(feature = "build")]
+mod open_checkpoint;
+#[cfg(feature = "build")]
+mod photographs;
+#[cfg(feature = "build")]
+mod price;
+#[cfg(feature = "build")]
+mod reboot;
+#[cfg(feature = "build")]
+mod refusals;
+#[cfg(feature = "build")]
+mod resource_needs;
+#[cfg(feature = "build")]
+mod sees;
+#[cfg(feature = "build")]
+mod stage;
+#[cfg(feature = "build")]
+mod towers;
+#[cfg(feature = "build")]
+mod user_signatures;
 
 use std::env;
 use std::ffi::OsString;
@@ -55,6 +77,10 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
 
+#[cfg(not(feature = "build"))]
+use crate::commands::absent as half;
+#[cfg(feature = "build")]
+use crate::commands::building as half;
 use crate::exit::{Exit, Failed};
 use crate::flags::{Flags, Subcommand};
 use crate::paint::When;
@@ -67,9 +93,7 @@ fn main() -> ExitCode {
     let Some(command) = flags.command else { return ended(commands::next::run()) };
     let result = match command {
         Subcommand::Demo(flags) => commands::demo::run(&flags),
-        Subcommand::Run(flags) => commands::run::run(&flags),
-        Subcommand::Resume(flags) => commands::resume::run(&flags),
-        Subcommand::Plan(flags) => commands::plan::run(&flags),
+        Subcommand::Pipeline(command) => half::pipeline(&command),
         Subcommand::Explain(flags) => commands::explain::run(&flags),
         Subcommand::Out(flags) => commands::out::run(&flags),
         Subcommand::Runs(flags) => commands::runs::run(&flags),
@@ -86,13 +110,10 @@ fn main() -> ExitCode {
         Subcommand::Serve(flags) => commands::serve::run(&flags),
         Subcommand::Embed(flags) => commands::embed::run(&flags),
         Subcommand::Rerank(flags) => commands::rerank::run(&flags),
-        Subcommand::Export(flags) => commands::export::run(&flags),
-        Subcommand::Calibrate(flags) => commands::calibrate::run(&flags),
-        Subcommand::Quantize(flags) => commands::quantize::run(&flags),
-        Subcommand::Onnx(command) => commands::onnx::run(&command),
+        Subcommand::Model(command) => half::model(&command),
         Subcommand::Cache(command) => commands::cache::run(&command),
         Subcommand::Bench(command) => commands::bench::run(&command),
-        Subcommand::Stage(flags) => stage::run(&flags),
+        Subcommand::Stage(flags) => commands::stage::run(&flags),
     };
     ended(result)
 }

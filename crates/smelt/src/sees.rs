@@ -7,12 +7,11 @@ use smelt_model::grid::Grid as Picture;
 use smelt_model::model::Model;
 use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, Plan};
-use smelt_runtime::deployment::DeploymentError;
-use smelt_runtime::image::{Grid, ImageOptions, ImageProcessor, PreprocessorConfig, Size};
+use smelt_runtime::deployment::{DeploymentError, ModelFamily};
+use smelt_runtime::image::{Cutting, Grid, ImageOptions, ImageProcessor, PreprocessorConfig, Size};
 
 use crate::checkpoints::{Checkpoints, Read, count, input};
 use crate::photographs;
-use crate::stage::deployment::cutting_by;
 use crate::towers;
 
 /// Why it is not said how a deployment will see.
@@ -139,4 +138,15 @@ fn image_processor(
         Some(why) => Err(Unseen::Refused(why)),
         None => Ok(Some(image_processor)),
     }
+}
+
+/// The preprocessing of a model, by what its files say of pictures and of clips; none of one that does not
+/// see and speak.
+pub(crate) fn cutting_by(
+    model: &Model,
+    processor: &PreprocessorConfig,
+    clips: &PreprocessorConfig,
+) -> Option<Cutting> {
+    let family = ModelFamily::named(model.family)?;
+    Cutting::of_model(family, model.vision.as_ref()?.input()?, processor, clips)
 }

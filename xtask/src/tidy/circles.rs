@@ -9,26 +9,11 @@ use std::path::Path;
 use super::Source;
 
 /// The circles that there are: a crate, and the modules of it that reach each other.
-const KNOWN: [(&str, &[&str]); 15] = [
+const KNOWN: [(&str, &[&str]); 14] = [
     ("smelt", &["exit", "console"]),
     ("smelt", &["pins", "tools"]),
     ("smelt", &["built", "load"]),
     ("smelt", &["history", "unfinished"]),
-    (
-        "smelt",
-        &[
-            "checkpoints",
-            "commands",
-            "ladder",
-            "memo",
-            "resource_needs",
-            "price",
-            "refusals",
-            "report",
-            "sees",
-            "stage",
-        ],
-    ),
     ("smelt-doctor", &["packages", "release"]),
     ("smelt-exec", &["confine", "order"]),
     ("smelt-exec", &["attempt", "count", "prepare"]),

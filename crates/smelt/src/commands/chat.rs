@@ -28,8 +28,8 @@ use super::{open, target};
 use crate::claim;
 use crate::console::{answer, tell, tell_all};
 use crate::exit::{Exit, Failed};
+use crate::film;
 use crate::flags::{ChatFlags, FrameFlags, SamplingFlags};
-use crate::stage;
 use crate::table;
 
 pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
@@ -120,7 +120,7 @@ pub(super) fn pictures(paths: &[PathBuf]) -> Result<Vec<MediaItem>, Failed> {
 
 /// What is shown of a film.
 fn film(path: &Path, text: &Text, frames: FrameFlags) -> Result<MediaItem, String> {
-    films::open(path, text, frames.wanted(), stage::film::COMMAND.map(OsString::from).into())
+    films::open(path, text, frames.wanted(), film::COMMAND.map(OsString::from).into())
 }
 
 /// Seeds that are drawn from the clock: short enough to be typed again.

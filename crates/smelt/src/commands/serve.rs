@@ -24,9 +24,9 @@ use super::target;
 use crate::claim;
 use crate::console::{answer, begin_log, tell, warn};
 use crate::exit::{Exit, Failed};
+use crate::film;
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 use crate::leases::Leases;
-use crate::stage;
 
 /// Answers at once, where nobody says how many.
 const BATCH_USUAL: usize = 8;
@@ -272,7 +272,7 @@ fn options(flags: &ServeFlags) -> Result<(Options, Vec<String>), Failed> {
         cors_origins: cors_origin.clone(),
         tls,
         remote_images: reach(&flags.doors),
-        films: stage::film::COMMAND.map(OsString::from).into(),
+        films: film::COMMAND.map(OsString::from).into(),
         images_max: max_images,
         frames_max: max_frames.into(),
         body_bytes_max: max_body,

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use smelt_backend::KvOptions;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::bert::Bert;
-use smelt_model::model::{Encoder, Model, ModelPart, Vision};
+use smelt_model::model::{Encoder, ModelPart, Vision};
 use smelt_plan::kind::deployment::Deployment as Params;
 use smelt_runtime::deployment::{self, Deployment, FORMAT, ModelFamily, Serving, Spec, eos_tokens};
 use smelt_runtime::embed::{self, Recipe, SentenceEncoder};
@@ -26,14 +26,15 @@ use smelt_runtime::template::TOOLS_FILE;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use smelt_runtime::vision;
 
-use super::Worker;
 use super::phases::Phases;
 use super::request::{Request, say};
+use super::{Worker, refusal};
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::{Beside, MADE_DIR};
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
-use crate::{photographs, refusals};
+use crate::photographs;
+use crate::sees::cutting_by;
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
 const FILES: [&str; 4] =
@@ -42,7 +43,7 @@ const FILES: [&str; 4] =
 const COMPARING: &str = "comparing the engines with their digests";
 
 pub(super) const WORKER: Worker =
-    Worker { executes_graphs: true, refusal: Some(refusals::of_deployment), ..Worker::new(run) };
+    Worker { executes_graphs: true, refusal: Some(refusal::of_deployment), ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
     deploy(request).map_err(|why| of_own_files(why, request))
@@ -223,7 +224,7 @@ fn place(engine: &Path) -> PathBuf {
 
 /// What of the checkpoint at `path` a deployment would be refused for, which sees or reads text alone: all that
 /// its files tell before anything is built of them.
-pub(crate) fn foresee(path: &Path, sees: bool) -> Result<(), Failed> {
+pub(super) fn foresee(path: &Path, sees: bool) -> Result<(), Failed> {
     let checkpoint = Checkpoint::open(path).map_err(Failed::model)?;
     let scratch = AtomicDir::scratch(&std::env::temp_dir().join("smelt-plan"))?;
     let beside = Beside::of(&checkpoint, scratch.path())?;
@@ -256,7 +257,7 @@ fn foresee_in(dir: &Path, checkpoint: &Checkpoint, sees: bool) -> Result<(), Fai
 }
 
 /// The same of the texts in `dir` alone, without a tokenizer.
-pub(crate) fn foresee_texts(dir: &Path) -> Result<(), Failed> {
+pub(super) fn foresee_texts(dir: &Path) -> Result<(), Failed> {
     deployment::check_texts(dir).map_err(Failed::model)
 }
 
@@ -342,17 +343,6 @@ pub(super) fn cutting(checkpoint: &Checkpoint) -> Result<Cutting, Failed> {
     let clips = PreprocessorConfig::of_clips(dir).map_err(Failed::model)?;
     let found = cutting_by(checkpoint.model(), &processor, &clips);
     found.ok_or_else(|| Failed::model(format!("{} does not see and speak", dir.display())))
-}
-
-/// The preprocessing of a model, by what its files say of pictures and of clips; none of one that does not
-/// see and speak.
-pub(crate) fn cutting_by(
-    model: &Model,
-    processor: &PreprocessorConfig,
-    clips: &PreprocessorConfig,
-) -> Option<Cutting> {
-    let family = ModelFamily::named(model.family)?;
-    Cutting::of_model(family, model.vision.as_ref()?.input()?, processor, clips)
 }
 
 /// How the deployment is served where nobody says otherwise.
