@@ -6,6 +6,7 @@
 
 pub mod accuracy;
 pub mod deployment;
+mod deployment_error;
 pub mod dialect;
 pub mod embed;
 pub mod engine_dirs;

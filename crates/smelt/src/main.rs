@@ -7,6 +7,7 @@
 
 mod accuracy;
 mod atomic_dir;
+mod bug;
 mod built;
 mod carried;
 mod claim;
@@ -86,7 +87,7 @@ use crate::flags::{Flags, Subcommand};
 use crate::paint::When;
 
 fn main() -> ExitCode {
-    exit::report_bugs();
+    bug::report();
     let flags = read(&env::args_os().collect::<Vec<_>>());
     paint::decide(flags.manner.color);
     console::set_volume(flags.manner.volume());

@@ -1,8 +1,8 @@
 //! `quantize`: a checkpoint's weights in other types, and a report of what that cost.
 
-use smelt_model::packed::write::Format;
 use smelt_model::price::rounding;
 use smelt_model::quantize::{BUDGET, Method, Options, Report, Scheme};
+use smelt_model::repacked::Format;
 use smelt_plan::kind::quantize::{CheckpointFormat, Quantize, RoundingMethod, WeightScheme};
 use smelt_plan::kind::{self, Kind};
 use smelt_plan::plan::Stage;
