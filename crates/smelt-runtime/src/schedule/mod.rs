@@ -12,6 +12,8 @@ mod named;
 mod share;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 
