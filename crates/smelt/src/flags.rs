@@ -289,7 +289,7 @@ pub(crate) struct ChatFlags {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) max_seq_len: Option<u32>,
     #[command(flatten)]
-    pub(crate) eyes: ImageFlags,
+    pub(crate) image_options: ImageFlags,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
     /// Override a param of the pipeline

@@ -47,7 +47,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let kv = KvOptions { kind: flags.kv, max_seq_len, max_slots: Some(1), ..KvOptions::default() };
     let open = || -> Result<Deployment, Failed> {
         let deployment = open::deployment(&dir, kv, &|doing| tell_all(doing))?;
-        let image_options = flags.eyes.image_options();
+        let image_options = flags.image_options.wanted();
         let deployment = deployment
             .with_image_options(&image_options)
             .map_err(|why| Failed::usage(format!("--tiles: {why}")))?;

@@ -70,7 +70,7 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
             kv: kv(&flags.memory),
             limits: limits(flags),
             batch: flags.limits.batch,
-            image_options: flags.eyes.image_options(),
+            image_options: flags.image_options.wanted(),
             golden: flags.golden.clone(),
             template: flags.chat_template.clone(),
         })
