@@ -9,9 +9,8 @@ use std::path::{Path, PathBuf};
 use super::Source;
 
 /// The circles that there are: a crate, and the modules of it that reach each other.
-const KNOWN: [(&str, &[&str]); 9] = [
+const KNOWN: [(&str, &[&str]); 8] = [
     ("smelt", &["pins", "tools"]),
-    ("smelt-doctor", &["packages", "release"]),
     ("smelt-exec", &["attempt", "prepare"]),
     ("smelt-model", &["checkpoint", "families", "model", "packed", "synthetic"]),
     ("smelt-plan", &["key", "plan"]),
