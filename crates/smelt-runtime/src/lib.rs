@@ -21,6 +21,7 @@ pub mod markup;
 pub mod media_plan;
 pub mod prefix;
 pub mod prepare;
+mod prepare_error;
 pub mod prompt;
 pub mod schedule;
 pub mod score;

@@ -9,14 +9,13 @@ use std::path::{Path, PathBuf};
 use super::Source;
 
 /// The circles that there are: a crate, and the modules of it that reach each other.
-const KNOWN: [(&str, &[&str]); 8] = [
+const KNOWN: [(&str, &[&str]); 7] = [
     ("smelt", &["pins", "tools"]),
     ("smelt-exec", &["attempt", "prepare"]),
     ("smelt-model", &["checkpoint", "families", "model", "packed", "synthetic"]),
     ("smelt-plan", &["key", "plan"]),
     ("smelt-plan", &["pipeline", "retry"]),
     ("smelt-runtime", &["dialect", "grammar", "markup", "template", "tokenizer"]),
-    ("smelt-runtime", &["prepare", "media_plan"]),
     (
         "smelt-store",
         &[
