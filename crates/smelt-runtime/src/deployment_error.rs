@@ -9,7 +9,7 @@ use smelt_backend::OpenError;
 use crate::template::TemplateError;
 use crate::tokenizer::TokenizerError;
 
-/// The longest [`DEPLOYMENT_FILE`] or generation_config.json read; real ones are near 1 KiB.
+/// The longest `deployment.json` or `generation_config.json` read; real ones are near 1 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a deployment could not be opened or written.

@@ -1,4 +1,4 @@
-//! The commands of the half that builds; in a smelt that only serves, [`super::absent`] stands for them.
+//! The commands of the half that builds; in a smelt that only serves, `absent.rs` stands for them.
 
 use super::{
     CalibrateFlags, ExportFlags, OnnxCommand, PlanFlags, QuantizeFlags, ResumeFlags, RunFlags,
