@@ -43,9 +43,11 @@ pub(crate) use image_options::ImageFlags;
 pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use sampling::SamplingFlags;
 pub(crate) use serve::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
+#[cfg(feature = "build")]
+pub(crate) use show::ResumeFlags;
 pub(crate) use show::{
     CompletionsFlags, ForgetFlags, GraphFlags, GraphFormat, ListFlags, ManFlags, ReportFlags,
-    ResumeFlags, RmFlags, RunsCommand, RunsFlags,
+    RmFlags, RunsCommand, RunsFlags,
 };
 pub(crate) use watch::WatchFlags;
 

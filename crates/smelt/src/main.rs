@@ -4,6 +4,8 @@
 
 // They panic when a reader has gone away; `console` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
+// A smelt that only serves leaves modules out, and has no use for some small functions of those that both have.
+#![cfg_attr(not(feature = "build"), allow(dead_code))]
 
 mod accuracy;
 mod atomic_dir;
@@ -28,7 +30,6 @@ mod live;
 mod load;
 mod paint;
 mod pins;
-mod progress;
 mod report;
 mod story;
 mod table;
@@ -57,6 +58,8 @@ mod open_checkpoint;
 mod photographs;
 #[cfg(feature = "build")]
 mod price;
+#[cfg(feature = "build")]
+mod progress;
 #[cfg(feature = "build")]
 mod reboot;
 #[cfg(feature = "build")]
