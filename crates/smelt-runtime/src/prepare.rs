@@ -170,7 +170,7 @@ impl Text {
     }
 
     fn encode_guarded(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        self.tokenizer.encode_guarded(text, self.marks.tokens())
+        self.tokenizer.encode_guarded(text, &self.marks)
     }
 
     /// What the template is told, with guards in all that a client says of it.
