@@ -204,6 +204,8 @@ pub struct Schedule {
     share: Share,
     /// Counts arrivals and uses of slots.
     clock: u64,
+    /// Slots that came to be kept, and were not yet compared with the others.
+    ended: Vec<usize>,
     highs_in_a_row: u32,
     /// A task was preempted, and none has ended since: whoever came would be preempted, too.
     is_tight: bool,
@@ -225,6 +227,7 @@ impl Schedule {
             prefixes: Prefixes::new(capacity.slots, capacity.block_tokens),
             share: Share::default(),
             clock: 0,
+            ended: Vec::new(),
             highs_in_a_row: 0,
             is_tight: false,
             lacking: 0,
@@ -304,18 +307,19 @@ impl Schedule {
         }
     }
 
-    /// The task is done, or nobody waits for it; what its slot holds is kept.
+    /// The task is done, or nobody waits for it; what its slot holds is kept, once of what is equal.
     pub fn end(&mut self, task: TaskId) {
         let Some(task) = self.tasks.remove(&task) else { return };
         self.is_tight = false;
         if let Some(slot) = task.slot() {
             self.slots[slot] = Use::Kept(self.tick());
+            self.ended.push(slot);
         }
     }
 
     /// What to do next, with so many blocks free.
     pub fn next(&mut self, blocks_free: usize) -> Step {
-        if let Some(slot) = self.kept_too_long() {
+        if let Some(slot) = self.kept_twice().or_else(|| self.kept_too_long()) {
             return self.forget(slot);
         }
         if let Some(step) = self.admit(blocks_free) {
@@ -457,6 +461,35 @@ impl Schedule {
             *taken.entry(task.owner.id).or_default() += 1;
         }
         taken
+    }
+
+    /// A slot that is kept for nothing: all that it holds is in another one of the same owner's, too.
+    fn kept_twice(&mut self) -> Option<usize> {
+        while let Some(slot) = self.ended.last().copied() {
+            if let Some((spare, whole)) = self.spare(slot) {
+                self.slots[whole] = Use::Kept(self.tick());
+                return Some(spare);
+            }
+            self.ended.pop();
+        }
+        None
+    }
+
+    /// Of a slot that came to be kept and another one the one that the other makes needless, and that other one.  What
+    /// has a name is kept under it.
+    fn spare(&self, slot: usize) -> Option<(usize, usize)> {
+        if !matches!(self.slots[slot], Use::Kept(_)) {
+            return None;
+        }
+        let is_needless = |one: usize, other: usize| {
+            let is_nameless = self.owners[one].name.is_none();
+            is_nameless && self.prefixes.held(other).starts_with(self.prefixes.held(one))
+        };
+        let others = self.kept_of(self.owners[slot].id).map(|(other, _)| other);
+        others.filter(|other| *other != slot).find_map(|other| {
+            let pairs = [(other, slot), (slot, other)];
+            pairs.into_iter().find(|(one, other)| is_needless(*one, *other))
+        })
     }
 
     /// The oldest slot kept for an owner for whom more is kept than may be.

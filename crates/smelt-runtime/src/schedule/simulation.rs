@@ -118,8 +118,10 @@ struct World {
     highs: u32,
     preemptions: usize,
     shared: usize,
-    /// Decides what owners do with their slots.
-    meddling: Random,
+    /// Whether all answers begin alike.
+    is_alike: bool,
+    /// Decides what owners do with their slots, where they do anything.
+    meddling: Option<Random>,
 }
 
 impl World {
@@ -148,7 +150,8 @@ impl World {
             highs: 0,
             preemptions: 0,
             shared: 0,
-            meddling: Random::new(!seed),
+            is_alike: seed.is_multiple_of(3),
+            meddling: Some(Random::new(!seed)),
         }
     }
 
@@ -185,7 +188,8 @@ impl World {
             self.end(id);
             return;
         }
-        let token = 1_000_000 + (id as u32) * 1000 + one.said as u32;
+        let own = if self.is_alike { 0 } else { id as u32 * 1000 };
+        let token = 1_000_000 + own + one.said as u32;
         one.pieces.push(Piece::Token(token));
         self.schedule.chose(id, token);
     }
@@ -262,6 +266,21 @@ impl World {
         }
     }
 
+    /// No slot is kept without a name whose all another one holds that is kept for the same owner.
+    fn nothing_is_kept_twice(&self) {
+        let is_kept = |slot: &usize| matches!(self.schedule.slots[*slot], Use::Kept(_));
+        let kept: Vec<usize> = (0..self.schedule.slots.len()).filter(is_kept).collect();
+        let holds = |whole: usize, part: usize| {
+            self.engine.held[whole].starts_with(&self.engine.held[part])
+        };
+        let owners = &self.schedule.owners;
+        for slot in kept.iter().copied().filter(|slot| owners[*slot].name.is_none()) {
+            let is_others = |other: usize| other == slot || owners[other].id != owners[slot].id;
+            let is_twice = |other: &usize| !is_others(*other) && holds(*other, slot);
+            assert!(!kept.iter().any(is_twice), "seed {}: slot {slot} is kept twice", self.seed);
+        }
+    }
+
     fn read(&mut self, task: TaskId, slot: usize, tokens: usize, is_last: bool) {
         let seed = self.seed;
         assert!(tokens > 0 && tokens <= CHUNK_TOKENS_MAX, "seed {seed}");
@@ -332,7 +351,7 @@ impl World {
 
     /// Now and then an owner empties what it has under a name, or puts a block there.
     fn meddle(&mut self) {
-        let random = &mut self.meddling;
+        let Some(random) = &mut self.meddling else { return };
         if !random.one_in(40) {
             return;
         }
@@ -368,16 +387,18 @@ impl World {
         self.unread_since = (counts.reading > 0).then(|| self.unread_since.unwrap_or(now));
     }
 
-    fn play(mut self) -> (usize, usize) {
+    /// Plays until nobody is left, who waits or is to come.
+    fn play(mut self) -> Self {
         for _ in 0..STEPS_MAX {
             self.pass();
             if self.alive.is_empty() && self.wishes.iter().all(|request| request.pieces.is_empty())
             {
-                return (self.preemptions, self.shared);
+                return self;
             }
             let step = self.schedule.next(self.engine.free());
             if !matches!(step, Step::Forget { .. }) {
                 self.little_is_kept();
+                self.nothing_is_kept_twice();
             }
             self.perform(step);
             self.meddle();
@@ -416,9 +437,42 @@ fn request(random: &mut Random, room: usize) -> SimulatedRequest {
 #[test]
 fn any_pattern_of_arrivals_ends_and_keeps_the_rules() {
     let worlds = (1..=20_000).map(|seed| World::new(seed).play());
-    let (preempted, shared) = worlds.fold((0, 0), |(a, b), (preemptions, shared)| {
-        (a + usize::from(preemptions > 0), b + shared)
+    let (preempted, shared) = worlds.fold((0, 0), |(preempted, shared), world| {
+        (preempted + usize::from(world.preemptions > 0), shared + world.shared)
     });
     assert!(preempted > 1_000, "room runs short in many worlds: {preempted}");
     assert!(shared > 100_000, "beginnings are shared: {shared}");
+}
+
+/// Blocks that are held when all is over of 40 requests with this prompt, one at a time or at once.
+fn kept_blocks(prompt: usize, answer: usize, is_at_once: bool) -> usize {
+    let mut world = World::new(3);
+    let capacity = Capacity { slots: 8, running_max: 8, block_tokens: BLOCK, blocks_total: 200 };
+    (world.schedule, world.engine) = (Schedule::new(capacity), Engine::new(8, 200));
+    world.meddling = None;
+    let request = |at: u64| SimulatedRequest {
+        arrives_us: if is_at_once { 0 } else { at * 100_000_000 },
+        owner: Owner::default(),
+        priority: Priority::Normal,
+        pieces: (0..prompt as u32).map(Piece::Token).collect(),
+        answer,
+        leaves_us: u64::MAX,
+    };
+    world.wishes = (0..40).map(request).collect();
+    let mut world = world.play();
+    while let step @ Step::Forget { .. } = world.schedule.next(world.engine.free()) {
+        world.perform(step);
+    }
+    world.engine.decoder.kv_usage().blocks_held
+}
+
+#[test]
+fn equal_prompts_with_equal_answers_keep_their_blocks_once() {
+    for (prompt, answer) in [(340, 20), (64, 1), (63, 300), (10, 5)] {
+        // The last token said is never put into a slot.
+        let expect = (prompt + answer - 1).div_ceil(BLOCK);
+        for is_at_once in [false, true] {
+            assert_eq!(kept_blocks(prompt, answer, is_at_once), expect, "{prompt} {answer}");
+        }
+    }
 }
