@@ -204,8 +204,8 @@ pub struct Schedule {
     share: Share,
     /// Counts arrivals and uses of slots.
     clock: u64,
-    /// Slots that came to be kept, and were not yet compared with the others.
-    ended: Vec<usize>,
+    /// Slots that came to be kept, or were of use, and were not yet compared with the others.
+    touched: Vec<usize>,
     highs_in_a_row: u32,
     /// A task was preempted, and none has ended since: whoever came would be preempted, too.
     is_tight: bool,
@@ -227,7 +227,7 @@ impl Schedule {
             prefixes: Prefixes::new(capacity.slots, capacity.block_tokens),
             share: Share::default(),
             clock: 0,
-            ended: Vec::new(),
+            touched: Vec::new(),
             highs_in_a_row: 0,
             is_tight: false,
             lacking: 0,
@@ -313,7 +313,7 @@ impl Schedule {
         self.is_tight = false;
         if let Some(slot) = task.slot() {
             self.slots[slot] = Use::Kept(self.tick());
-            self.ended.push(slot);
+            self.touched.push(slot);
         }
     }
 
@@ -465,31 +465,38 @@ impl Schedule {
 
     /// A slot that is kept for nothing: all that it holds is in another one of the same owner's, too.
     fn kept_twice(&mut self) -> Option<usize> {
-        while let Some(slot) = self.ended.last().copied() {
-            if let Some((spare, whole)) = self.spare(slot) {
-                self.slots[whole] = Use::Kept(self.tick());
-                return Some(spare);
+        while let Some(slot) = self.touched.last().copied() {
+            let spare = self.spare(slot);
+            if spare.is_some() {
+                return spare;
             }
-            self.ended.pop();
+            self.touched.pop();
         }
         None
     }
 
-    /// Of a slot that came to be kept and another one the one that the other makes needless, and that other one.  What
-    /// has a name is kept under it.
-    fn spare(&self, slot: usize) -> Option<(usize, usize)> {
+    /// Of a slot that was of use just now and the others that are kept, one that another one makes needless.
+    fn spare(&self, slot: usize) -> Option<usize> {
         if !matches!(self.slots[slot], Use::Kept(_)) {
             return None;
         }
-        let is_needless = |one: usize, other: usize| {
-            let is_nameless = self.owners[one].name.is_none();
-            is_nameless && self.prefixes.held(other).starts_with(self.prefixes.held(one))
-        };
-        let others = self.kept_of(self.owners[slot].id).map(|(other, _)| other);
-        others.filter(|other| *other != slot).find_map(|other| {
+        let mut others = self.kept_of(self.owners[slot].id).map(|(other, _)| other);
+        others.find_map(|other| {
             let pairs = [(other, slot), (slot, other)];
-            pairs.into_iter().find(|(one, other)| is_needless(*one, *other))
+            pairs.into_iter().find(|(one, by)| self.is_needless(*one, *by)).map(|(one, _)| one)
         })
+    }
+
+    /// Whether a kept slot is of no use beside another one of the same owner's, which holds all that it holds: if it has no
+    /// name, or the other one has the same and was of use later, so that the name means that one.
+    fn is_needless(&self, slot: usize, by: usize) -> bool {
+        let (Use::Kept(since), Use::Kept(later)) = (self.slots[slot], self.slots[by]) else {
+            return false;
+        };
+        let (own, other) = (self.owners[slot], self.owners[by]);
+        let is_of_name = own.name.is_none() || own.name == other.name && since < later;
+        let (part, whole) = (self.prefixes.held(slot), self.prefixes.held(by));
+        slot != by && own.id == other.id && is_of_name && whole.starts_with(part)
     }
 
     /// The oldest slot kept for an owner for whom more is kept than may be.
@@ -561,6 +568,7 @@ impl Schedule {
             && let Use::Kept(used) = &mut self.slots[source]
         {
             *used = now;
+            self.touched.push(source);
         }
         self.slots[slot] = Use::Taken;
         let others_wait = self

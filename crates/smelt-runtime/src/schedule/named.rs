@@ -112,7 +112,7 @@ impl Schedule {
         self.prefixes.append(slot, pieces);
         self.owners[slot] = owner;
         self.slots[slot] = Use::Kept(self.tick());
-        self.ended.push(slot);
+        self.touched.push(slot);
         self.prefixes.mark(slot)
     }
 

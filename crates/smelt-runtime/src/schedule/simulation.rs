@@ -266,18 +266,25 @@ impl World {
         }
     }
 
-    /// No slot is kept without a name whose all another one holds that is kept for the same owner.
+    /// No slot is kept that could only be found if another one were not.
     fn nothing_is_kept_twice(&self) {
-        let is_kept = |slot: &usize| matches!(self.schedule.slots[*slot], Use::Kept(_));
-        let kept: Vec<usize> = (0..self.schedule.slots.len()).filter(is_kept).collect();
-        let holds = |whole: usize, part: usize| {
-            self.engine.held[whole].starts_with(&self.engine.held[part])
+        let Schedule { slots, owners, .. } = &self.schedule;
+        let since = |slot: usize| match slots[slot] {
+            Use::Kept(since) => Some((slot, since)),
+            _ => None,
         };
-        let owners = &self.schedule.owners;
-        for slot in kept.iter().copied().filter(|slot| owners[*slot].name.is_none()) {
-            let is_others = |other: usize| other == slot || owners[other].id != owners[slot].id;
-            let is_twice = |other: &usize| !is_others(*other) && holds(*other, slot);
-            assert!(!kept.iter().any(is_twice), "seed {}: slot {slot} is kept twice", self.seed);
+        let kept: Vec<(usize, u64)> = (0..slots.len()).filter_map(since).collect();
+        for (part, (whole, later)) in
+            kept.iter().flat_map(|part| kept.iter().map(move |whole| (part, *whole)))
+        {
+            let (part, since) = *part;
+            let is_owners = part != whole && owners[part].id == owners[whole].id;
+            let is_found_by_name = owners[part]
+                .name
+                .is_some_and(|name| owners[whole].name != Some(name) || since > later);
+            let holds = self.engine.held[whole].starts_with(&self.engine.held[part]);
+            let is_twice = is_owners && !is_found_by_name && holds;
+            assert!(!is_twice, "seed {}: {part} is kept beside {whole}", self.seed);
         }
     }
 
@@ -398,6 +405,9 @@ impl World {
             let step = self.schedule.next(self.engine.free());
             if !matches!(step, Step::Forget { .. }) {
                 self.little_is_kept();
+            }
+            // What was forked from was of use just now, which is looked at before the next step.
+            if !matches!(step, Step::Forget { .. } | Step::Admit { .. }) {
                 self.nothing_is_kept_twice();
             }
             self.perform(step);
@@ -452,7 +462,7 @@ fn kept_blocks(prompt: usize, answer: usize, is_at_once: bool) -> usize {
     world.meddling = None;
     let request = |at: u64| SimulatedRequest {
         arrives_us: if is_at_once { 0 } else { at * 100_000_000 },
-        owner: Owner::default(),
+        owner: Owner { name: Some(0), ..Owner::default() },
         priority: Priority::Normal,
         pieces: (0..prompt as u32).map(Piece::Token).collect(),
         answer,
