@@ -21,7 +21,8 @@ use crate::prefix::{Piece, PrefixHit, Prefixes};
 
 pub use line::{Standing, is_passed, next as next_in_line};
 pub use named::{Named, Put};
-pub use share::{Share, Work};
+use share::STALL_US;
+pub use share::{Chunk, Share, Work};
 
 /// A task's name.
 pub type TaskId = u64;
@@ -29,9 +30,6 @@ pub type TaskId = u64;
 /// Tasks of high priority that may be given a slot in a row while others wait: those are slowed, not
 /// shut out.
 const HIGHS_IN_A_ROW_MAX: u32 = 8;
-
-/// How long answers, and whoever comes, may wait for a chunk of a prompt.
-const STALL_US: u64 = 80_000;
 
 /// How much earlier chunks count for what a token takes, when there is another one: of the last few.
 const MEMORY: f64 = 0.75;
@@ -169,6 +167,15 @@ impl Task {
             }
         }
     }
+}
+
+/// A part of a prompt that may be read next, behind the tokens that its slot holds.
+struct Part {
+    task: TaskId,
+    slot: usize,
+    held: usize,
+    tokens: usize,
+    is_last: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -325,18 +332,19 @@ impl Schedule {
         if let Some(step) = self.admit(blocks_free) {
             return step;
         }
-        let has = |is: fn(&State) -> bool| self.tasks.values().any(|task| is(&task.state));
-        let is_reading = has(|state| matches!(state, State::Reading { .. }));
-        let is_saying = has(|state| matches!(state, State::Saying { .. }));
-        match self.share.next(is_reading, is_saying) {
-            None => Step::Rest,
-            Some(Work::Reading) => self.read(blocks_free),
-            Some(Work::Saying) => self.say(blocks_free),
+        let mut states = self.tasks.values().map(|task| task.state);
+        let is_saying = states.any(|state| matches!(state, State::Saying { .. }));
+        let part = self.next_part();
+        let chunk = part.as_ref().map(|part| Chunk { ends_in_us: self.ends_in_us(part) });
+        match (self.share.next(chunk, is_saying), part) {
+            (Some(Work::Reading), Some(part)) => self.read(&part, blocks_free),
+            (Some(Work::Saying), _) => self.say(blocks_free),
+            _ => Step::Rest,
         }
     }
 
-    /// The next chunk of a prompt, or what makes room for it.
-    fn read(&mut self, blocks_free: usize) -> Step {
+    /// The part of a prompt that is read next, if one is read at all.
+    fn next_part(&self) -> Option<Part> {
         let reading = self.tasks.iter().filter_map(|(id, task)| match task.state {
             State::Reading { slot } => Some((*id, slot, task)),
             _ => None,
@@ -349,14 +357,25 @@ impl Schedule {
             })
             .collect();
         let standings: Vec<Standing> = line.iter().map(|(.., standing)| *standing).collect();
-        let Some(place) = next_in_line(&standings) else { return Step::Rest };
-        let (task, slot, held, Standing { left, .. }) = line[place];
+        let (task, slot, held, Standing { left, .. }) = line[next_in_line(&standings)?];
         let tokens = left.min(self.chunk_tokens());
+        Some(Part { task, slot, held, tokens, is_last: tokens == left })
+    }
+
+    /// How long a part will take, if its prompt ends with it and chunks were read before.
+    fn ends_in_us(&self, part: &Part) -> Option<u64> {
+        let is_known = part.is_last && self.read_tokens > 0.0;
+        is_known.then(|| (self.read_us * part.tokens as f64 / self.read_tokens) as u64)
+    }
+
+    /// The part of a prompt, or what makes room for it.
+    fn read(&mut self, part: &Part, blocks_free: usize) -> Step {
+        let Part { task, slot, held, tokens, is_last } = *part;
         let need = self.blocks(held + tokens) - self.blocks(held);
         if need.max(self.lacking) > blocks_free {
             return self.make_room();
         }
-        Step::Read { task, slot, tokens, is_last: tokens == left }
+        Step::Read { task, slot, tokens, is_last }
     }
 
     /// One step of all answers, or what makes room for it.
