@@ -45,8 +45,8 @@ fn bracketed(text: &str) -> Vec<String> {
 
 /// What a text ends with, if that is a label: `USER:`, or a heading such as `### Instruction:`.
 fn label(text: &str) -> Option<String> {
-    let line = text.trim_end().lines().last().unwrap_or_default().trim();
-    let word = line.split_whitespace().last().unwrap_or_default();
+    let line = text.trim_end().lines().next_back().unwrap_or_default().trim();
+    let word = line.split_whitespace().next_back().unwrap_or_default();
     let label = if line.starts_with('#') { line } else { word };
     let is_label =
         label.starts_with(|c: char| c == '#' || c.is_uppercase()) && label.ends_with(':');

@@ -22,7 +22,7 @@ use crate::prefix::{Piece, PrefixHit, Prefixes};
 pub use line::{Standing, is_passed, next as next_in_line};
 pub use named::{Named, Put};
 use share::STALL_US;
-pub use share::{Chunk, Share, Work};
+pub use share::{PromptChunk, Share, Work};
 
 /// A task's name.
 pub type TaskId = u64;
@@ -335,7 +335,7 @@ impl Schedule {
         let mut states = self.tasks.values().map(|task| task.state);
         let is_saying = states.any(|state| matches!(state, State::Saying { .. }));
         let part = self.next_part();
-        let chunk = part.as_ref().map(|part| Chunk { ends_in_us: self.ends_in_us(part) });
+        let chunk = part.as_ref().map(|part| PromptChunk { ends_in_us: self.ends_in_us(part) });
         match (self.share.next(chunk, is_saying), part) {
             (Some(Work::Reading), Some(part)) => self.read(&part, blocks_free),
             (Some(Work::Saying), _) => self.say(blocks_free),

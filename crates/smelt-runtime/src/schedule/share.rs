@@ -22,7 +22,7 @@ pub enum Work {
 
 /// The chunk of a prompt that is next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
+pub struct PromptChunk {
     /// How long it will take, if that is known and the prompt ends with it.
     pub ends_in_us: Option<u64>,
 }
@@ -39,7 +39,7 @@ pub struct Share {
 
 impl Share {
     /// What to do next, of what there is to do.
-    pub fn next(&mut self, chunk: Option<Chunk>, is_saying: bool) -> Option<Work> {
+    pub fn next(&mut self, chunk: Option<PromptChunk>, is_saying: bool) -> Option<Work> {
         let has_work = [chunk.is_some(), is_saying];
         for (one, other) in [(0, 1), (1, 0)] {
             if has_work[one] && !self.had_work[one] {
@@ -55,7 +55,7 @@ impl Share {
 
     /// Whether the chunk goes before the next step of answers.  Where chunks went ahead of their time, prompts still wait
     /// no longer for answers than answers did for the last chunk.
-    fn may_read(&self, chunk: Chunk) -> bool {
+    fn may_read(&self, chunk: PromptChunk) -> bool {
         let [reading_us, saying_us] = self.given_us;
         let ahead_us = reading_us.saturating_sub(saying_us);
         let may_go_ahead = chunk.ends_in_us.is_some_and(|us| ahead_us + us <= AHEAD_US_MAX);
@@ -76,10 +76,10 @@ impl Share {
 mod tests {
     use super::*;
 
-    const LONG: Option<Chunk> = Some(Chunk { ends_in_us: None });
+    const LONG: Option<PromptChunk> = Some(PromptChunk { ends_in_us: None });
 
     /// Plays steps of these times, all of both having work, and gives the time of each.
-    fn play(chunk: Chunk, reading_us: u64, saying_us: u64, steps: usize) -> [u64; 2] {
+    fn play(chunk: PromptChunk, reading_us: u64, saying_us: u64, steps: usize) -> [u64; 2] {
         let (mut share, mut given) = (Share::default(), [0, 0]);
         for _ in 0..steps {
             let work = share.next(Some(chunk), true).unwrap();
@@ -96,7 +96,7 @@ mod tests {
             let [reading, saying] = play(LONG.unwrap(), reading_us, saying_us, 1000);
             assert!(reading.abs_diff(saying) <= reading_us.max(saying_us));
             // Prompts that are short without end are no more than a few ahead.
-            let short = Chunk { ends_in_us: Some(reading_us) };
+            let short = PromptChunk { ends_in_us: Some(reading_us) };
             let [reading, saying] = play(short, reading_us, saying_us, 1000);
             assert!(reading.saturating_sub(saying) <= AHEAD_US_MAX.max(reading_us));
             assert!(saying.saturating_sub(reading) <= saying_us);
@@ -110,7 +110,7 @@ mod tests {
         share.spend(Work::Reading, STALL_US);
         assert_eq!(share.clone().next(LONG, true), Some(Work::Saying));
         for (us, expect) in [(STALL_US / 2, Work::Reading), (STALL_US / 2 + 1, Work::Saying)] {
-            let chunk = Some(Chunk { ends_in_us: Some(us) });
+            let chunk = Some(PromptChunk { ends_in_us: Some(us) });
             assert_eq!(share.clone().next(chunk, true), Some(expect), "{us}");
         }
         // The long one waits no longer for it than for as much as a chunk took.
