@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 /// The marks among what is written `around` texts that are none of the `added` words of a tokenizer: what stands in
 /// brackets, and the label of a line whose rest is said.
-pub fn spelled(around: &[String], added: &[&str]) -> BTreeSet<String> {
+pub(super) fn spelled(around: &[String], added: &[&str]) -> BTreeSet<String> {
     let mut marks = BTreeSet::new();
     for text in around {
         let own = without(text, added);

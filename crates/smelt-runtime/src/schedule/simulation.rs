@@ -478,7 +478,7 @@ fn kept_blocks(prompt: usize, answer: usize, is_at_once: bool) -> usize {
 
 #[test]
 fn equal_prompts_with_equal_answers_keep_their_blocks_once() {
-    for (prompt, answer) in [(340, 20), (64, 1), (63, 300), (10, 5)] {
+    for (prompt, answer) in [(340_usize, 20_usize), (64, 1), (63, 300), (10, 5)] {
         // The last token said is never put into a slot.
         let expect = (prompt + answer - 1).div_ceil(BLOCK);
         for is_at_once in [false, true] {
