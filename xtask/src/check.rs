@@ -39,7 +39,7 @@ pub(crate) fn run(since: Option<&str>) -> Result<()> {
             .with_context(|| format!("{program} {module} failed"))?;
     }
     println!(
-        "\ncheck: all held, {} s. Left to `cargo xtask ci`: integration tests that did not change, docs, pipelines, pages, walks, other machines",
+        "\ncheck: all held, {} s. Left to `cargo xtask ci`: the smelt that only serves, integration tests that did not change, docs, pipelines, pages, walks, other machines",
         begin.elapsed().as_secs()
     );
     Ok(())

@@ -10,9 +10,23 @@ use crate::{
     unchanged, walks,
 };
 
-const STEPS: [(&str, &[&str]); 4] = [
+const STEPS: [(&str, &[&str]); 5] = [
     ("format", &["fmt", "--all", "--check"]),
     ("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]),
+    // A smelt that only serves.  As features of all else stay as they are, nothing but the command is checked again.
+    (
+        "serving",
+        &[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--no-default-features",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ],
+    ),
     // Without examples, which the lints have checked, and tests in documentation, of which `tidy` allows none.
     ("tests", &["test", "--workspace", "--tests", "--locked", "--no-fail-fast"]),
     // With examples, features are those of the lints, and what they checked is not checked again.

@@ -1,5 +1,6 @@
 //! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `demo`, `fit`, `fuzz`, `llama`, `mutants`,
-//! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `walks`.
+//! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`,
+//! `transformers`, `walks`.
 
 mod bench;
 mod check;
@@ -28,13 +29,14 @@ mod server;
 mod shapes;
 mod soak;
 mod tidy;
+mod transformers;
 mod unchanged;
 mod walks;
 
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|transformers|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -100,6 +102,8 @@ const USAGE: &str =
          pictures of all shapes shown to random models of true size, llama, sanitize, exhausted contiguous memory,
          another kernel, 200 power cuts, fuzz, then mutants; or those that are named
   tidy   what compilers do not check: crate edges, file headers, pipelines, pages
+  transformers
+         tiny models that see, written for other tools in every format, opened and asked by transformers (5 GB of packages)
   walks  every command of the README as it stands, answers included; models that only a hub has are
          random weights of the same sizes";
 
@@ -139,6 +143,7 @@ fn main() -> ExitCode {
         ["shapes", ref rest @ ..] => shapes::run(rest),
         ["soak", ref rest @ ..] => soak::run(rest),
         ["tidy"] => tidy::run(),
+        ["transformers"] => transformers::run(),
         ["walks"] => walks::run(),
         _ => {
             eprintln!("{USAGE}");

@@ -1,14 +1,17 @@
 //! Runs the sweeps of `ci` without their bounds: fails disks at every call, checks stores beside builds ten thousand
 //! times, shows pictures of all shapes to models and shipped pipelines of true size, sends a server ten thousand requests, asks what
-//! llama.cpp is asked, runs the tests of the engine under sanitizers, exhausts contiguous memory, attacks stages under
-//! another kernel, cuts power, runs every fuzz target for a minute, and changes what decides to see that tests notice.
+//! llama.cpp is asked, opens with transformers what is packed for it, runs the tests of the engine under sanitizers, exhausts
+//! contiguous memory, attacks stages under another kernel, cuts power, runs every fuzz target for a minute, and changes what
+//! decides to see that tests notice.
 
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
 use crate::ci::cargo;
-use crate::{cma, conformance, fuzz, llama, mutants, other_kernel, power_cuts, sanitize};
+use crate::{
+    cma, conformance, fuzz, llama, mutants, other_kernel, power_cuts, sanitize, transformers,
+};
 
 /// What the tests with a bound look for.
 const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
@@ -63,9 +66,10 @@ const SWEEPS: [(&str, &[&str]); 9] = [
 /// A sweep of a command of its own.
 type Own = fn() -> Result<()>;
 
-const OWN: [(&str, Own); 8] = [
+const OWN: [(&str, Own); 9] = [
     ("requests", conformance::soak),
     ("llama", llama::run),
+    ("transformers", transformers::run),
     ("sanitize", sanitize::run),
     ("cma", || cma::run(&[]).map(drop)),
     ("other kernel", || other_kernel::run(&[])),

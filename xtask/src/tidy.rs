@@ -7,6 +7,7 @@ mod edges;
 mod longest;
 mod packages;
 mod pages;
+mod serving;
 
 pub(crate) use edges::crates;
 
@@ -45,6 +46,7 @@ pub(crate) fn texts() -> Result<()> {
 fn of_texts(sources: &[Source]) -> Result<Vec<String>> {
     let mut findings = edges::check()?;
     findings.extend(packages::check()?);
+    findings.extend(serving::check()?);
     findings.extend(circles::check(sources));
     findings.extend(circles::names(sources));
     findings.extend(sources.iter().filter_map(header));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::device::{choose, misfit};
 use crate::grid::Grid;
 use crate::heading::ENGINE_FILE;
-use crate::{Decoder, Device, Graph, Heading, KvOptions, OpenError, VisionEngine};
+use crate::{Decoder, Device, Graph, Heading, KvOptions, MemoryReport, OpenError, VisionEngine};
 
 /// Graphs of one directory, with the size of pictures that each is for where there is a list of them.
 pub type Graphs = Vec<(Option<Grid>, Box<dyn Graph>)>;
@@ -35,6 +35,8 @@ pub struct Row {
     /// The facts about a device on which what it builds depends, by the words of pipelines: none where it runs on any.
     /// They enter the keys of its stages, and what they were enters the heading of its engines.
     pub facts: &'static [&'static str],
+    /// What it says of the memory that its engines live in, before one is open.
+    pub memory: fn() -> MemoryReport,
     /// What opens it.
     pub opens: Opens,
 }
@@ -92,6 +94,14 @@ impl Backends {
             }
         }
         Device { targets, ..(self.device)() }
+    }
+
+    /// The memory that the engine in `dir` will live in, as its back end sees it before it is open.
+    ///
+    /// # Errors
+    /// When the directory holds no engine of a back end that is known.
+    pub fn memory(self, dir: &Path) -> Result<MemoryReport, OpenError> {
+        Ok((self.row(dir, "engine")?.memory)())
     }
 
     /// Opens the decoder in `dir`, with keys and values kept as `kv` says.
@@ -192,19 +202,31 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::MemoryPlace;
 
     fn nothing(_: &Path) -> Result<Graphs, OpenError> {
         Ok(Vec::new())
     }
 
     const fn row(target: &'static str, facts: &'static [&'static str]) -> Row {
-        Row { kind: "graph", target, backend: target, facts, opens: Opens::Graphs(nothing) }
+        let opens = Opens::Graphs(nothing);
+        Row { kind: "graph", target, backend: target, facts, memory: || MemoryReport::HOST, opens }
+    }
+
+    /// What a back end for GPUs says of 16 GiB, of which 4 are free.
+    fn gpu() -> MemoryReport {
+        MemoryReport {
+            place: MemoryPlace::Device,
+            total_bytes: Some(16 << 30),
+            free_bytes: Some(4 << 30),
+            largest_bytes: None,
+        }
     }
 
     /// Made-up back ends: a vendor's, one of ours for GPUs, and the processor's.
     const MADE_UP: &[Row] = &[
         row("tensorrt", &["sm", "tensorrt", "cuda", "gpu-driver"]),
-        row("cuda", &["sm", "nvcc"]),
+        Row { memory: gpu, ..row("cuda", &["sm", "nvcc"]) },
         row("cpu", &[]),
     ];
     const ROWS: Backends = Backends::new(MADE_UP);
@@ -272,5 +294,16 @@ mod tests {
         assert_eq!(backends.choose(Path::new("d"), &dirs).unwrap(), cpu);
         assert!(backends.graphs(&cpu).is_ok());
         assert!(matches!(backends.graph(&cpu), Err(OpenError::Damaged { .. })));
+    }
+
+    #[test]
+    fn a_back_end_is_asked_of_memory_before_its_engine_is_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let cpu = engine(folder.path(), "a", "cpu", "");
+        let cuda = engine(folder.path(), "b", "cuda", "");
+        let other = engine(folder.path(), "c", "rknn", "");
+        assert_eq!(ROWS.memory(&cpu).unwrap(), MemoryReport::HOST);
+        assert_eq!(ROWS.memory(&cuda).unwrap(), gpu());
+        assert!(ROWS.memory(&other).is_err() && ROWS.memory(folder.path()).is_err());
     }
 }

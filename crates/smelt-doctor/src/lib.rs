@@ -136,7 +136,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings: Vec<Finding> = [release::board(board)]
         .into_iter()
         .chain(jetson())
-        .chain(release::kernel(board, packages))
+        .chain(packages::kernel(board, packages))
         .chain(packages::check(board, packages))
         .chain([memory::swap(board, memory, disks)])
         .chain(memory::zram(memory))

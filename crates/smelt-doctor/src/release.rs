@@ -4,7 +4,6 @@
 //! is Jetson Linux (L4T) 36.4.7.
 
 use crate::finding::{Finding, Fix, Severity, size};
-use crate::packages::Packages;
 use crate::tree::Tree;
 
 /// Releases whose fix for CVE-2025-33182 and CVE-2025-33177 limits what the GPU may allocate, by
@@ -123,28 +122,6 @@ fn upgrade() -> Fix {
     .by_hand()
 }
 
-/// `kernel`: whether the kernel that was installed last is the one that runs; `None` where that
-/// cannot be told.
-pub(crate) fn kernel(board: &Board, packages: &Packages) -> Option<Finding> {
-    const ID: &str = "kernel";
-    let runs = board.kernel.as_deref()?;
-    // As 5.15.148-tegra-36.4.7-20250918154033.
-    let installed = packages.version("nvidia-l4t-kernel")?;
-    let seen = |finding: Finding| {
-        finding
-            .seen(format!("/proc/sys/kernel/osrelease: {runs}"))
-            .seen(format!("package nvidia-l4t-kernel: {installed}"))
-    };
-    if installed.strip_prefix(runs).is_some_and(|rest| rest.starts_with('-')) {
-        return Some(seen(Finding::new(Severity::Ok, ID, format!("{runs}, as installed"))));
-    }
-    Some(
-        seen(Finding::new(Severity::Warning, ID, "another kernel runs than is installed"))
-            .because("After an upgrade the GPU's libraries and its driver are of two releases until the board has booted.")
-            .cured_by(Fix::at_boot("sudo reboot").by_hand()),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -178,21 +155,6 @@ mod tests {
         let fix = l4t(&of("# R36 (release), REVISION: 4.7,")).fix.unwrap();
         assert!(fix.needs_reboot && !fix.can_apply && fix.command.contains("r36.5"));
         assert_eq!(l4t(&of("# R38 (release), REVISION: 2.2,")).fix, None);
-    }
-
-    #[test]
-    fn a_kernel_that_waits_for_a_boot_is_told() {
-        let packages = Packages::parse(
-            "Package: nvidia-l4t-kernel\nStatus: install ok installed\n\
-             Version: 5.15.185-tegra-36.5.0-20260115194252\n",
-        );
-        let runs = |kernel: &str| Board { kernel: Some(kernel.to_owned()), ..Board::default() };
-        let severity = |board| kernel(&board, &packages).map(|finding| finding.severity);
-        assert_eq!(severity(runs("5.15.185-tegra")), Some(Severity::Ok));
-        assert_eq!(severity(runs("5.15.148-tegra")), Some(Severity::Warning));
-        assert_eq!(severity(runs("5.15.18")), Some(Severity::Warning));
-        assert_eq!(severity(Board::default()), None);
-        assert_eq!(kernel(&runs("6.1"), &Packages::default()), None);
     }
 
     #[test]

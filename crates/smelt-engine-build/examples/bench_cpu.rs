@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The last three print one line of JSON; times are in seconds.  What a run computes is the same as
-//! what `xtask/cpu/llama.py` and `xtask/cpu/onnx.py` ask of the rivals: equal tokens, equal pixels,
+//! what `xtask/cpu/llama.py` and `xtask/cpu/ort.py` ask of the rivals: equal tokens, equal pixels,
 //! a warm-up that touches every weight before any clock starts.
 
 use std::error::Error;
@@ -189,7 +189,7 @@ fn run_graph(dir: &Path, threads: usize, runs: usize) -> Result<Value> {
     let mut times = Vec::new();
     let mut first = Vec::new();
     for _ in 0..=runs {
-        // The same ramp as in `xtask/cpu/onnx.py`, in the range of normalised pixels.
+        // The same ramp as in `xtask/cpu/ort.py`, in the range of normalised pixels.
         let data = (0..count).map(|index: usize| (index % 251) as f32 / 62.5 - 2.0).collect();
         let pixels = Tensor::F32 { shape: shape.clone(), data };
         let begin = Instant::now();

@@ -4,6 +4,9 @@
 //! is opened and tried before it counts.  Who only runs engines does not need this crate.  Knows nothing of kernels,
 //! requests, pipelines or HTTP.
 
+mod build_error;
 pub mod graph;
 pub mod llm;
 pub mod onnxruntime;
+
+pub use build_error::BuildError;

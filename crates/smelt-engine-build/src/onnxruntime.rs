@@ -5,16 +5,15 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use smelt_backend::{GraphError, GraphOutput, OpenError, Tensor};
+use smelt_backend::{GraphOutput, Tensor};
 use smelt_engine::engine_file::{EngineWriter, Layout, TensorSpec, WEIGHTS_FILE};
-use smelt_engine::onnxruntime::{
-    self, KIND, LibraryError, MODEL_FILE, OnnxFile, OnnxruntimeEngine,
-};
+use smelt_engine::onnxruntime::{self, KIND, MODEL_FILE, OnnxFile, OnnxruntimeEngine};
 use smelt_onnx::{AttributeValue, Data, ElementType, Graph, Initializer, Model};
 use smelt_tensor::dtype::Dtype;
 
+use crate::BuildError;
 use crate::graph::{input_file, tried_inputs, try_sizes};
 
 /// Bytes of a weight held in memory at a time.
@@ -24,59 +23,6 @@ const BLOCK_BYTES: usize = 8 << 20;
 /// of which there are two for each dimension at most.  ONNX Runtime reads such while it prepares the
 /// graph, and not from another file.
 const KEPT_NUMBERS_MAX: usize = 16;
-
-/// Why a graph could not become an engine.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// ONNX Runtime is not here.
-    #[error(transparent)]
-    Library(#[from] LibraryError),
-    /// The model file cannot be read.
-    #[error(transparent)]
-    Read(#[from] smelt_onnx::ReadError),
-    /// The model file breaks the standard's rules.
-    #[error("{} is no valid graph: {source}", path.display())]
-    Check {
-        /// The model file.
-        path: PathBuf,
-        /// The first broken rule.
-        source: smelt_onnx::CheckError,
-    },
-    /// The graph reads or gives what no engine can.
-    #[error("{} cannot become an engine: {problem}", path.display())]
-    Graph {
-        /// The model file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// A weight cannot be read.
-    #[error(transparent)]
-    Weight(#[from] smelt_onnx::DataError),
-    /// The graph cannot be written.
-    #[error(transparent)]
-    WriteGraph(#[from] smelt_onnx::WriteError),
-    /// The engine cannot be written.
-    #[error("cannot write the engine in {}: {source}", dir.display())]
-    Write {
-        /// The engine's directory.
-        dir: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The finished engine does not open.
-    #[error("the engine does not open: {0}")]
-    Open(#[from] OpenError),
-    /// The finished engine does not run.
-    #[error("the engine does not run: {0}")]
-    Run(#[from] GraphError),
-    /// The finished engine gives numbers that are no numbers.
-    #[error("the engine gives {found} for a test input")]
-    NotFinite {
-        /// The first such number.
-        found: f32,
-    },
-}
 
 /// Builds an engine in `out_dir` from `model.onnx` in `onnx_dir`, and runs it once.
 ///
@@ -95,7 +41,7 @@ pub fn build(
     let mut model = Model::read(&path)?;
     smelt_onnx::check(&model, onnx_dir)
         .map_err(|source| BuildError::Check { path: path.clone(), source })?;
-    let graph_error = |problem| BuildError::Graph { path: path.clone(), problem };
+    let graph_error = |problem| BuildError::Graph { path: path.clone(), backend: KIND, problem };
     let own: Vec<&str> = model.graph.initializers.iter().map(|own| own.name.as_str()).collect();
     // Old files list initializers among the inputs.
     let inputs = model.graph.inputs.iter().filter(|input| !own.contains(&input.name.as_str()));
@@ -131,7 +77,7 @@ pub fn build(
     let outputs = try_sizes(&given, tried, |inputs| engine.run(inputs))?;
     let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
     if let Some(&found) = numbers.find(|number| !number.is_finite()) {
-        return Err(BuildError::NotFinite { found });
+        return Err(BuildError::NotFinite { found, tried: "a test input" });
     }
     for (file, output) in unsealed.engine_mut().outputs.iter_mut().zip(&outputs) {
         output.shape().clone_into(&mut file.tried);

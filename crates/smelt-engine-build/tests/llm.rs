@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use smelt_engine::llm::{
     Arithmetic, ImageEmbeds, KvOptions, KvType, Limits, LlmEngine, Prompt, RunError,
 };
-use smelt_engine_build::llm::{self, BuildError};
+use smelt_engine_build::{BuildError, llm};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::safetensors::{Reader, TensorSpec, Writer};

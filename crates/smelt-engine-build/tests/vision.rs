@@ -5,7 +5,8 @@ use std::path::Path;
 
 use smelt_engine::graph::{GraphEngine, Tensor};
 use smelt_engine::vision::{self, Grid, RunError, VisionEngine};
-use smelt_engine_build::graph::{self, BuildError, Precision};
+use smelt_engine_build::BuildError;
+use smelt_engine_build::graph::{self, Precision};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::export;

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use smelt_backend::{Backends, Decoder, Graph, Graphs, KvOptions, OpenError, Opens, Row};
+use smelt_backend::{
+    Backends, Decoder, Graph, Graphs, KvOptions, MemoryReport, OpenError, Opens, Row,
+};
 
 use crate::engine_file::TARGET;
 use crate::graph::{self, GraphEngine};
@@ -22,9 +24,9 @@ const ROWS: &[Row] = &[
 /// What pipelines call the engines of our own.
 const NATIVE: &str = "native";
 
-/// Engines for processors depend on no device: what suits one is found when they run.
+/// Engines for processors depend on no device: what suits one is found when they run.  They live in its memory.
 const fn on_any(kind: &'static str, backend: &'static str, opens: Opens) -> Row {
-    Row { kind, target: TARGET, backend, facts: &[], opens }
+    Row { kind, target: TARGET, backend, facts: &[], memory: || MemoryReport::HOST, opens }
 }
 
 fn open_decoder(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {

@@ -401,7 +401,8 @@ impl Attempt<'_> {
                 let _ = meter.page_out();
             }
             let sampled = Instant::now();
-            if count.is_above(self, sampled) {
+            let outputs = self.order.outputs.iter().map(|name| self.out.join(name));
+            if count.is_above(outputs, sampled) {
                 self.controls.kill_for(Stopped::TooManyFiles);
             }
             if short.is_none() {

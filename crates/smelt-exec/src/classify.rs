@@ -480,6 +480,26 @@ mod tests {
     }
 
     #[test]
+    fn what_was_refused_is_told_only_where_it_is_the_reason() {
+        let refused = |end| End { refused: Some(Refused::Write("/etc/x".into())), ..end };
+        for other in [end(None, Some(9), "x"), end(Some(1), None, "No space left on device")] {
+            let Outcome::Failed(failure) = classify(&refused(other)) else { panic!("it failed") };
+            assert!(!failure.message.contains("/etc/x"), "{}", failure.message);
+        }
+    }
+
+    #[test]
+    fn a_disk_is_told_of_once() {
+        let short = Some(Short { place: "/d".into(), free_bytes: 9 << 10, free_files: None });
+        let full = End { short, ..end(Some(1), None, "cp: No space left on device") };
+        let Outcome::Failed(failure) = classify(&full) else { panic!("it failed") };
+        assert_eq!(
+            (failure.class, &failure.message[..]),
+            (DiskFull, "cp: No space left on device (exit 1)")
+        );
+    }
+
+    #[test]
     fn what_a_strict_program_lacks_is_named() {
         let refused = |end| End { refused: Some(Refused::Read("/home/x".into())), ..end };
         check(&refused(end(Some(0), None, "done")), UndeclaredRead, "wanted /home/x, which");
@@ -630,6 +650,11 @@ mod tests {
         let thrash = Shortage { stalled: 0.4, swapped_in_bytes: 700 << 20, ..Shortage::default() };
         let waited = End { shortage: thrash, ..over(time) };
         check(&waited, Thrash, "waiting for memory 40 % of the time and reading 700 MiB back");
+        for healthy in
+            [Shortage { stalled: 0.2, ..thrash }, Shortage { swapped_in_bytes: 1 << 20, ..thrash }]
+        {
+            check(&End { shortage: healthy, ..over(time) }, TimedOut, "the 60 s of limits.timeout");
+        }
         let user = End { stopped: Some(Stopped::ByUser), ..end(Some(0), None, "") };
         assert_eq!(classify(&user), Outcome::Interrupted);
     }

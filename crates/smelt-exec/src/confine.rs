@@ -32,8 +32,6 @@ use landlock::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::order::Strict;
-
 /// Names the only way to be taken: `landlock`, `mounts` or `none`.
 pub(crate) const VARIABLE: &str = "SMELT_CONFINE";
 
@@ -51,6 +49,15 @@ pub enum Writes {
     /// This kernel has neither Landlock that allows renames between directories (Linux 5.19) nor lets
     /// us mount.
     Unwatched,
+}
+
+/// What a strict program may see besides where it may write and the system's directories.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Strict {
+    /// Files and directories that it may read: its inputs and its tools.
+    pub reads: Vec<PathBuf>,
+    /// Whether it has a network.
+    pub network: bool,
 }
 
 /// By what the kernel holds stages to what they declare.

@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 
 use smelt_store::FILES_MAX;
 
-use crate::attempt::Attempt;
-
 /// Most stages are over before anything is counted.
 const PERIOD_MIN: Duration = Duration::from_secs(2);
 /// Counting may take this part of the time until the next: 1 % of one core.
@@ -24,12 +22,12 @@ impl Count {
         Self { next: begin + PERIOD_MIN }
     }
 
-    /// Whether the attempt's outputs hold more files than can be kept, as far as it is time to look.
-    pub(crate) fn is_above(&mut self, attempt: &Attempt<'_>, now: Instant) -> bool {
+    /// Whether an attempt's outputs, which are or will be there, hold more files than can be kept, as far as it is time
+    /// to look.
+    pub(crate) fn is_above(&mut self, paths: impl Iterator<Item = PathBuf>, now: Instant) -> bool {
         if now < self.next {
             return false;
         }
-        let paths = attempt.order.outputs.iter().map(|name| attempt.out.join(name));
         let count = files_below(paths.collect(), FILES_MAX);
         self.next = Instant::now() + (now.elapsed() * PERIOD_PER_COST).max(PERIOD_MIN);
         count > FILES_MAX

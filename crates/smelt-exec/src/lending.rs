@@ -99,17 +99,17 @@ pub(crate) struct Lending {
 struct Holding {
     leases: Vec<Lease>,
     /// Their locks are the tokens.
-    _held: Vec<Held>,
+    _held: Vec<HeldLock>,
 }
 
 /// A file whose lock is ours.
-struct Held {
+struct HeldLock {
     file: File,
     /// Whether it says that we have it.
     is_noted: bool,
 }
 
-impl Drop for Held {
+impl Drop for HeldLock {
     /// The note goes before the lock does: one that is there with a lock that is free is of somebody who died.
     fn drop(&mut self) {
         if self.is_noted {
@@ -271,7 +271,7 @@ impl Lending {
         resource: &str,
         all: &[String],
         amount: u64,
-    ) -> io::Result<(Vec<String>, Option<Vec<Held>>)> {
+    ) -> io::Result<(Vec<String>, Option<Vec<HeldLock>>)> {
         let (mut ids, mut held) = (Vec::new(), Vec::new());
         for id in all {
             if ids.len() as u64 == amount {
@@ -284,7 +284,7 @@ impl Lending {
                 let party = Party { ids: BTreeMap::new(), since_s, ..who.clone() };
                 note(&file, &DeviceNote { party, began_ticks: began_ticks(who.pid) });
                 ids.push(id.clone());
-                held.push(Held { file, is_noted: true });
+                held.push(HeldLock { file, is_noted: true });
             }
         }
         let is_all = ids.len() as u64 == amount;
@@ -292,7 +292,7 @@ impl Lending {
     }
 
     /// Ranges that nobody holds, as many as it takes, of `0..all`.
-    fn amount(&self, resource: &str, all: u64, amount: u64) -> io::Result<Option<Vec<Held>>> {
+    fn amount(&self, resource: &str, all: u64, amount: u64) -> io::Result<Option<Vec<HeldLock>>> {
         let file = open_file(&self.dir.join(format!("amount-{}", plain(resource))))?;
         let (mut at, mut lacks) = (0, amount);
         while lacks > 0 && at < all {
@@ -304,7 +304,7 @@ impl Lending {
             }
             (at, lacks) = (next, lacks - taken);
         }
-        Ok((lacks == 0).then(|| vec![Held { file, is_noted: false }]))
+        Ok((lacks == 0).then(|| vec![HeldLock { file, is_noted: false }]))
     }
 }
 

@@ -45,10 +45,10 @@ pub use attempt::LOG_VARIABLE;
 pub use boot::boot_id;
 pub use cell::Cell;
 pub use condition::Condition;
-pub use confine::{Confinement, Network, SHARED, Space, Way, Writes};
+pub use confine::{Confinement, Network, SHARED, Space, Strict, Way, Writes};
 pub use dead::{Closed, clear_dead_runs, clear_dead_swap};
 pub use log::{last_line as log_last_line, tail as log_tail};
-pub use order::{Input, ProcessSpec, Strict, Task};
+pub use order::{Input, ProcessSpec, Task};
 pub use orphans::MARK as ATTEMPT_MARK;
 pub use report::{
     AttemptReport, FirstFailure, RunReport, RunStatus, RungReport, StageReport, StageStatus,

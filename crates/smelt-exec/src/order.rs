@@ -10,7 +10,7 @@ use smelt_plan::validity::Validity;
 use smelt_plan::{StageId, StageName};
 use smelt_watch::{Disks, Short};
 
-use crate::confine::{Network, SHARED, Space, Way, Writes};
+use crate::confine::{Network, SHARED, Space, Strict, Way, Writes};
 
 /// What the caller turns into a [`ProcessSpec`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
@@ -67,15 +67,6 @@ pub struct ProcessSpec {
     pub capabilities: Vec<String>,
     /// What it may see, where it does not see everything.
     pub strict: Option<Strict>,
-}
-
-/// What a strict program may see besides where it may write and the system's directories.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Strict {
-    /// Files and directories that it may read: its inputs and its tools.
-    pub reads: Vec<PathBuf>,
-    /// Whether it has a network.
-    pub network: bool,
 }
 
 impl ProcessSpec {

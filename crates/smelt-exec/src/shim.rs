@@ -25,9 +25,9 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{AccessFlags, Pid, access, close, getpgid, getppid, setpgid, setsid};
 use smelt_watch::{Disks, Tree, is_stopped};
 
-use crate::confine::{self, AppliedConfinement, Bounds, Prepared, Shared, Space, TMP};
+use crate::confine::{self, AppliedConfinement, Bounds, Prepared, Shared, Space, Strict, TMP};
 use crate::log;
-use crate::order::{INPUTS_FILE, ProcessSpec, ShimOrder, ShimReport, Strict};
+use crate::order::{INPUTS_FILE, ProcessSpec, ShimOrder, ShimReport};
 use crate::readable::readable;
 
 /// What a stage gets to end in order before it is killed.

@@ -20,6 +20,7 @@ pub use smelt_tensor::dtype;
 pub mod price;
 pub mod quantize;
 pub mod reference;
+pub mod repacked;
 pub mod safetensors;
 pub mod synthetic;
 

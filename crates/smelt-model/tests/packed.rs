@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use smelt_model::checkpoint::{Checkpoint, Weight};
 use smelt_model::dtype::Dtype;
-use smelt_model::packed::write::{Format, write};
 use smelt_model::quantize::{Options, Scheme, quantize};
+use smelt_model::repacked::{Format, write};
 use smelt_model::safetensors::{Reader, Tensor, TensorSpec, Writer};
 use tempfile::TempDir;
 

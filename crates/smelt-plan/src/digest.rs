@@ -74,7 +74,7 @@ impl FromStr for Digest {
         let mut bytes = [0; 32];
         for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
             let [high, low] = [pair[0], pair[1]].map(digit);
-            *byte = (high.ok_or_else(bad)? << 4) | low.ok_or_else(bad)?;
+            *byte = (high.ok_or_else(bad)? << 4) + low.ok_or_else(bad)?;
         }
         Ok(Self(bytes))
     }
@@ -101,6 +101,7 @@ mod tests {
     fn the_hash_is_sha256() {
         // FIPS 180-2, appendix B.1.
         assert_eq!(Digest::of(b"abc").short(), "ba7816bf8f01cfea");
+        assert_eq!(format!("{:?}", Digest::of(b"abc")), "Digest(ba7816bf8f01cfea)");
     }
 
     #[test]

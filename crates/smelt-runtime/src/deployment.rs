@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use smelt_backend::{Backends, Decoder, ENGINE_FILE, KvOptions, OpenError, VisionEngine};
 pub use smelt_family::ModelFamily;
 
+pub use crate::deployment_error::DeploymentError;
+use crate::deployment_error::read_text;
 use crate::dialect::Dialect;
 pub use crate::engine_dirs::DEPLOYMENT_FILE;
 use crate::engine_dirs::EngineDirs;
@@ -23,8 +25,8 @@ use crate::image::{By, Cutting, ImageOptions, ImageProcessor, Router};
 use crate::markup::Marks;
 use crate::prompt::ImageTokens;
 use crate::similarity::{self, Similarity};
-use crate::template::{self, ContentFormat, Template, TemplateError};
-use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
+use crate::template::{self, ContentFormat, Template};
+use crate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use crate::vision::Vision;
 
 /// Files of a checkpoint that decide how texts are read and answers end, where it has them.
@@ -42,41 +44,6 @@ const GENERATION_FILE: &str = "generation_config.json";
 
 /// The version of [`DEPLOYMENT_FILE`]; a change of names or meanings raises it.
 pub const FORMAT: u32 = 2;
-
-/// The longest [`DEPLOYMENT_FILE`] or generation_config.json read; real ones are near 1 KiB.
-const FILE_BYTES_MAX: u64 = 1 << 20;
-
-/// Why a deployment could not be opened or written.
-#[derive(Debug, thiserror::Error)]
-pub enum DeploymentError {
-    /// A file cannot be read or written.
-    #[error("cannot {verb} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        verb: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A file says something that cannot be.
-    #[error("{}: {why}", path.display())]
-    Bad {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: String,
-    },
-    /// An engine was refused.
-    #[error(transparent)]
-    Engine(#[from] OpenError),
-    /// The tokenizer was refused.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// The chat template was refused.
-    #[error(transparent)]
-    Template(#[from] TemplateError),
-}
 
 /// What `deployment.json` says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -541,19 +508,6 @@ fn engines_of<'a>(
             Ok(naming.bytes(&said))
         })
         .map(Naming::end)
-}
-
-/// The text of a side file of bounded length.
-pub(crate) fn read_text(path: &Path) -> Result<String, DeploymentError> {
-    let failed = |source| DeploymentError::Io { verb: "read", path: path.into(), source };
-    let mut text = String::new();
-    let file = fs::File::open(path).map_err(failed)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        let why = format!("longer than the {FILE_BYTES_MAX} bytes such a file may have");
-        return Err(DeploymentError::Bad { path: path.into(), why });
-    }
-    Ok(text)
 }
 
 /// The token image embeddings replace, if the model sees; the tokens around it must exist as well.

@@ -15,7 +15,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor};
 
-use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, FORMAT, read_text, write_files};
+use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, FORMAT, write_files};
+use crate::deployment_error::read_text;
 use crate::engine_dirs::EngineDirs;
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer, TokenizerError};
 

@@ -6,6 +6,7 @@
 
 pub mod accuracy;
 pub mod deployment;
+mod deployment_error;
 pub mod dialect;
 pub mod embed;
 pub mod engine_dirs;
@@ -20,6 +21,7 @@ pub mod markup;
 pub mod media_plan;
 pub mod prefix;
 pub mod prepare;
+mod prepare_error;
 pub mod prompt;
 pub mod schedule;
 pub mod score;

@@ -3,13 +3,18 @@
 //! A chat template joins both to one text, in which a special token that somebody wrote out would be one, and open a turn.  So
 //! behind each letter in a client's texts with which a mark begins stands a guard, a noncharacter: no mark is whole there, however
 //! it was cut and wherever its other half comes from, and no template takes it for its own.  The tokenizer takes guards out
-//! again, and reads what they stood in as plain text.  Knows nothing of conversations.
+//! again, and reads what they stood in as plain text; a mark that is plain text itself it reads letter by letter, which no
+//! template writes.  Knows nothing of conversations.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use crate::template::{Serde, Value};
 use crate::tokenizer::Tokenizer;
+
+mod spelled;
+
+use spelled::spelled;
 
 /// Stands in what looks like a mark and is none.  A Unicode noncharacter, which no text may hold.
 pub const GUARD: char = '\u{FDD1}';
@@ -21,24 +26,38 @@ pub struct Marks {
     firsts: BTreeSet<char>,
     /// The tokens of those that are tokens.
     tokens: BTreeSet<u32>,
+    /// Those that are plain words to the tokenizer: `[INST]` of Llama 2, `USER:`.
+    spelled: BTreeSet<String>,
 }
 
 impl Marks {
-    /// The special tokens of `tokenizer`, whatever else of its added words the template with this `source` has, and
-    /// `words`.
+    /// The special tokens of `tokenizer`, whatever else of its added words a template has in its `source` or writes
+    /// `around` what is said, such marks there as are plain words, and `words`.
     ///
     /// Other added words, as Gemma's line ends and HTML tags, are text that has tokens of its own.
-    pub fn new(tokenizer: &Tokenizer, source: &str, words: &[&str]) -> Self {
-        let mut marks = Self::default();
-        for (token, word, is_special) in tokenizer.added() {
-            let is_written = !word.trim().is_empty() && source.contains(&word);
-            if is_special || is_written {
-                marks.tokens.insert(token);
+    pub fn new(tokenizer: &Tokenizer, source: &str, around: &[String], words: &[&str]) -> Self {
+        let added: Vec<(u32, String, bool)> = tokenizer.added().collect();
+        let names: Vec<&str> = added.iter().map(|(_, word, _)| word.as_str()).collect();
+        let mut marks = Self { spelled: spelled(around, &names), ..Self::default() };
+        // A template may make a mark of a role: `<|{{ role }}|>` stands nowhere in its source.
+        let has =
+            |word: &str| source.contains(word) || around.iter().any(|text| text.contains(word));
+        for (token, word, is_special) in &added {
+            let is_written = !word.trim().is_empty() && has(word);
+            if *is_special || is_written {
+                marks.tokens.insert(*token);
                 marks.firsts.extend(word.trim_start().chars().next());
             }
         }
-        marks.firsts.extend(words.iter().filter_map(|word| word.chars().next()));
+        let spelled = marks.spelled.iter().map(String::as_str);
+        let firsts = spelled.chain(words.iter().copied()).filter_map(|word| word.chars().next());
+        marks.firsts.extend(firsts);
         marks
+    }
+
+    /// The marks that are plain words to the tokenizer.
+    pub fn spelled(&self) -> &BTreeSet<String> {
+        &self.spelled
     }
 
     /// The tokens that nothing but a template says.
@@ -137,7 +156,7 @@ mod tests {
     use super::*;
 
     fn marks() -> Marks {
-        Marks { firsts: ['<', '['].into(), tokens: BTreeSet::new() }
+        Marks { firsts: ['<', '['].into(), ..Marks::default() }
     }
 
     #[test]

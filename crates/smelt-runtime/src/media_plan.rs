@@ -12,7 +12,7 @@ use crate::deployment::Text;
 use crate::image::{
     By, Cutting, Image, ImageOptions, ImagePlan, ImageProcessor, MediaItem, Size, View, route,
 };
-use crate::prepare::PrepareError;
+use crate::prepare_error::PrepareError;
 use crate::prompt::ImageTokenRun;
 use crate::similarity::Asked;
 

@@ -2,86 +2,24 @@
 //!
 //! Needs no engine, so that whoever asks does this work beside the engines.  Knows nothing of slots.
 
-use smelt_backend::position_ids::{PositionId, PositionIdsError, rope_index};
+use smelt_backend::position_ids::{PositionId, rope_index};
 
 use crate::deployment::Text;
 use crate::fit::{self, Item, Space};
 use crate::identity::Identity;
-use crate::image::{ImageProcessor, MediaItem, TooLong, View};
+use crate::image::{ImageProcessor, MediaItem, View};
 use crate::markup;
 use crate::media_plan::{Look, MediaPlan, Way};
 use crate::prefix::Piece;
+pub use crate::prepare_error::PrepareError;
 use crate::prompt::{self, ImageTokenRun, PromptError, Turn};
-use crate::similarity::{Asked, SimilarityError};
-use crate::template::{Context, Ending, TemplateError, Value};
+use crate::similarity::Asked;
+use crate::template::{Context, Ending, Value};
 use crate::tokenizer::TokenizerError;
 
 /// How many times the bytes of the longest prompt all texts of a conversation may have: templates leave out what was
 /// thought in earlier turns.
 const LEFT_OUT_FACTOR: usize = 4;
-
-/// Why a question could not be prepared.
-#[derive(Debug, thiserror::Error)]
-pub enum PrepareError {
-    /// Turns and pictures do not fit.
-    #[error(transparent)]
-    Prompt(#[from] PromptError),
-    /// The chat template refused.
-    #[error(transparent)]
-    Template(#[from] TemplateError),
-    /// The tokenizer failed.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// A picture has no size that the model sees.
-    #[error(transparent)]
-    Picture(#[from] TooLong),
-    /// A picture cannot be compared with the question.
-    #[error(transparent)]
-    Similarity(#[from] SimilarityError),
-    /// The prompt's image tokens are not those of its pictures.
-    #[error(transparent)]
-    Places(#[from] PositionIdsError),
-    /// The prompt leaves no room for an answer.  By its first words clients know what to do, as by Anthropic's.
-    #[error(
-        "the prompt is too long: it has {tokens} tokens, but the engine holds {max} with the answer; shorten it{}",
-        if *.shows { " or show fewer pictures" } else { "" }
-    )]
-    TooLong {
-        /// Tokens of the prompt.
-        tokens: usize,
-        /// Tokens the engine holds.
-        max: usize,
-        /// Whether some of them are of pictures.
-        shows: bool,
-    },
-    /// The text is so long that its tokens need not be counted.
-    #[error(
-        "the prompt is too long: its text has {bytes} bytes, far more than the {max} tokens that the engine holds at most, with the answer; shorten it"
-    )]
-    TextTooLong {
-        /// Bytes of the text.
-        bytes: usize,
-        /// Tokens the engine holds.
-        max: usize,
-    },
-    /// A model that sees nothing is shown something.
-    #[error("{model:?} reads text alone; leave pictures and clips out")]
-    Blind {
-        /// The model's name.
-        model: String,
-    },
-    /// There is nothing to read.
-    #[error("the prompt has no tokens")]
-    Empty,
-    /// A token that the model does not have.
-    #[error("token {token} is not in the vocabulary of {vocab}")]
-    UnknownToken {
-        /// The token.
-        token: u32,
-        /// Size of the vocabulary.
-        vocab: usize,
-    },
-}
 
 /// A conversation to be continued.
 #[derive(Clone, Copy, Debug)]
@@ -232,7 +170,7 @@ impl Text {
     }
 
     fn encode_guarded(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        self.tokenizer.encode_guarded(text, self.marks.tokens())
+        self.tokenizer.encode_guarded(text, &self.marks)
     }
 
     /// What the template is told, with guards in all that a client says of it.

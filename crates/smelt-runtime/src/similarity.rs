@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor};
 
-use crate::deployment::DeploymentError;
+use crate::deployment_error::DeploymentError;
 use crate::engine_dirs::EngineDirs;
 use crate::identity::{Identity, Naming, within};
 use crate::image::{Image, Scale, resize};

@@ -19,6 +19,7 @@ use crate::tokenizer::Tokenizer;
 use clock::strftime;
 use python_json::Style;
 
+mod around;
 mod bounded;
 mod clock;
 mod python_json;
@@ -277,7 +278,8 @@ impl Template {
 
     /// The marks that nobody but this template may write, of a model with this tokenizer.
     pub fn marks(&self, tokenizer: &Tokenizer) -> Marks {
-        Marks::new(tokenizer, &self.source(), self.dialect().marks())
+        let around = around::around(self);
+        Marks::new(tokenizer, &self.source(), &around, self.dialect().marks())
     }
 
     /// The text of the template, as it is where nobody calls tools.

@@ -195,12 +195,21 @@ mod tests {
         }
         let long = "x".repeat(PATH_BYTES_MAX + 1);
         check(&[&long], Err(bad(&long)));
+        check(&[&long[1..]], Ok(&[&long[1..]]));
     }
 
     #[test]
     fn a_path_is_one_thing() {
         check(&["a", "a"], Err(ManifestError::Twice { path: "a".to_owned() }));
         check(&["a", "a.x", "a/b"], Err(ManifestError::FileAndDir { path: "a".to_owned() }));
+    }
+
+    #[test]
+    fn files_are_limited_and_their_bytes_are_added() {
+        let mut files: Vec<_> = (0..FILES_MAX).map(|at| entry(&at.to_string())).collect();
+        assert_eq!(Manifest::new(files.clone()).unwrap().bytes(), 3 * FILES_MAX as u64);
+        files.push(entry("one more"));
+        assert_eq!(Manifest::new(files), Err(ManifestError::TooMany { count: FILES_MAX + 1 }));
     }
 
     #[test]
@@ -232,6 +241,8 @@ mod tests {
         let other = FileEntry { sha256: Digest::of(b"abd"), ..entry("b") };
         check(&[entry("a"), other.clone()], Some("b has other content"));
         check(&[entry("a"), FileEntry { size: 4, ..other }], Some("b has 4 bytes instead of 3"));
+        let runs = FileEntry { executable: true, ..entry("b") };
+        check(&[entry("a"), runs], Some("b has another executable bit"));
     }
 
     #[test]

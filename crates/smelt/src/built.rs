@@ -96,13 +96,8 @@ impl Built {
 
     /// `--set model=… --set …`; empty where nothing was set.
     pub(crate) fn settings(&self) -> String {
-        settings(&self.sets)
+        load::settings(&self.sets)
     }
-}
-
-/// The flags that say so.
-pub(crate) fn settings(sets: &[String]) -> String {
-    sets.iter().map(|set| format!("--set {set}")).collect::<Vec<_>>().join(" ")
 }
 
 /// What a deployment does, by what its file names.

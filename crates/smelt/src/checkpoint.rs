@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::decoder::LM_HEAD;
-use smelt_model::packed::write::{Format, write};
 use smelt_model::quantize::{self, Options, Report, Scheme};
+use smelt_model::repacked::{Format, write};
 use smelt_runtime::deployment::{self, TEXT_FILES};
 use smelt_runtime::tokenizer::TOKENIZER_FILE;
 

@@ -14,8 +14,8 @@ use smelt_model::synthetic;
 use smelt_plan::plan::{From, HubPin, Stage};
 use smelt_plan::{Kind, Plan, StageId, kind};
 
-use crate::commands::explain::Story;
 use crate::load::Standing;
+use crate::story::Story;
 
 /// The file that says what a model is.
 const CONFIG: &str = "config.json";

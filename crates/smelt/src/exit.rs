@@ -11,8 +11,6 @@ use smelt_plan::pipeline::ParseError;
 use smelt_runtime::deployment::DeploymentError;
 use smelt_store::StoreError;
 
-use crate::console::{fail, is_log};
-
 /// The exit codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -151,19 +149,4 @@ impl From<ExecError> for Failed {
             ExecError::Process(_) => Self::new(Exit::StageFailed, error),
         }
     }
-}
-
-/// A panic is a bug: it says so, asks for a report, and exits 70 instead of Rust's 101.
-pub(crate) fn report_bugs() {
-    let default = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        if is_log() {
-            fail(panic)
-        } else {
-            default(panic)
-        }
-        fail("this is a bug in smelt; please report it with the lines above");
-        // Work under way is in private directories, so leaving at once loses nothing sealed.
-        std::process::exit(Exit::Bug as i32);
-    }));
 }

@@ -1,10 +1,18 @@
 //! Declares the command line.
 
+#[cfg(any(test, not(feature = "build")))]
+pub(crate) mod absent;
 mod bench;
+#[cfg(feature = "build")]
+mod building;
 mod cache;
+#[cfg(feature = "build")]
+mod checkpoint;
 mod doctor;
+#[cfg(feature = "build")]
 mod fit;
 mod image_options;
+#[cfg(feature = "build")]
 mod onnx;
 mod sampling;
 mod serve;
@@ -17,24 +25,33 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Command, CommandFactory as _, Parser};
 use smelt_backend::KvType;
 use smelt_exec::Space;
-use smelt_model::calibrate::ROWS_MAX;
-use smelt_model::quantize::{BUDGET_MAX, Method, Scheme};
 use smelt_runtime::image::{FRAMES_MAX, Wanted};
 
-use crate::checkpoint::QuantFormat;
 use crate::console::Volume;
 use crate::paint::When;
+#[cfg(not(feature = "build"))]
+pub(crate) use absent::{ModelCommand, PipelineCommand};
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
+#[cfg(feature = "build")]
+pub(crate) use building::{ModelCommand, PipelineCommand};
 pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
+#[cfg(feature = "build")]
+pub(crate) use checkpoint::{
+    CalibrateFlags, ExportFlags, ExportPart, FloatType, QuantizeFlags, TokenInput,
+};
 pub(crate) use doctor::DoctorFlags;
+#[cfg(feature = "build")]
 pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
 pub(crate) use image_options::ImageFlags;
+#[cfg(feature = "build")]
 pub(crate) use onnx::{OnnxCommand, Output};
 pub(crate) use sampling::SamplingFlags;
 pub(crate) use serve::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
+#[cfg(feature = "build")]
+pub(crate) use show::ResumeFlags;
 pub(crate) use show::{
     CompletionsFlags, ForgetFlags, GraphFlags, GraphFormat, ListFlags, ManFlags, ReportFlags,
-    ResumeFlags, RmFlags, RunsCommand, RunsFlags,
+    RmFlags, RunsCommand, RunsFlags,
 };
 pub(crate) use watch::WatchFlags;
 
@@ -108,18 +125,8 @@ impl MannerFlags {
 pub(crate) enum Subcommand {
     /// Ask a small model that smelt carries about a picture: no download, no build
     Demo(DemoFlags),
-    /// Say what of a model this device can hold and do, before anything large is fetched
-    Fit(FitFlags),
-    /// Write the pipeline of a model that `smelt fit` advises, with comments
-    Init(InitFlags),
-    /// Build a model by its name: the pipeline that `smelt init` writes, and a run of it
-    Build(BuildFlags),
-    /// Build everything a pipeline describes; what is already built is reused
-    Run(RunFlags),
-    /// Go on with runs that were killed, cut off by a reset of the board, or wait for a reboot
-    Resume(ResumeFlags),
-    /// Say what a run would do, without doing it
-    Plan(PlanFlags),
+    #[command(flatten)]
+    Pipeline(PipelineCommand),
     /// Say why a stage would be built or not: what changed since the last run
     Explain(ExplainFlags),
     /// Print the directory of a stage's sealed output
@@ -142,15 +149,8 @@ pub(crate) enum Subcommand {
     Embed(EmbedFlags),
     /// Print texts by how well they answer a query, best first, each behind its score
     Rerank(RerankFlags),
-    /// Write parts of a checkpoint as ONNX, in bounded memory
-    Export(ExportFlags),
-    /// Watch what a checkpoint's decoder is fed, so that it can be quantised by that
-    Calibrate(CalibrateFlags),
-    /// Write a checkpoint's decoder with smaller weights, in bounded memory
-    Quantize(QuantizeFlags),
-    /// Look at, check and operate on ONNX models, weights left on disk
-    #[command(subcommand)]
-    Onnx(OnnxCommand),
+    #[command(flatten)]
+    Model(ModelCommand),
     /// Look after the store: how large it is, what may go, whether it is sound
     #[command(subcommand)]
     Cache(CacheCommand),
@@ -231,6 +231,7 @@ pub(crate) struct RunFlags {
     pub(crate) json: bool,
 }
 
+#[cfg(feature = "build")]
 impl RunFlags {
     /// Those of a run of a file of which nothing else is said.
     pub(crate) fn of(pipeline: PathBuf) -> Self {
@@ -315,7 +316,7 @@ pub(crate) struct ChatFlags {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) max_seq_len: Option<u32>,
     #[command(flatten)]
-    pub(crate) eyes: ImageFlags,
+    pub(crate) image_options: ImageFlags,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
     /// Override a param of the pipeline
@@ -377,149 +378,6 @@ pub(crate) struct RerankFlags {
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ExportFlags {
-    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV:FILE, path:DIR, synthetic:NAME
-    pub(crate) checkpoint: PathBuf,
-    /// What to export
-    #[arg(long, value_enum)]
-    pub(crate) part: ExportPart,
-    /// The directory to make
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: PathBuf,
-    /// The type of the weights and of the arithmetic
-    #[arg(long, value_enum, default_value = "f32")]
-    pub(crate) dtype: FloatType,
-    /// A size of pictures, for a vision tower that takes any (Qwen-VL, CLIP): one graph for each (may
-    /// be given several times; if never, a square and two oblong ones of some 250 tokens, for CLIP
-    /// the size it was trained on)
-    #[arg(long = "grid", value_name = "HEIGHTxWIDTH")]
-    pub(crate) grids: Vec<smelt_model::grid::Grid>,
-    /// How tokens enter the decoder; as ids where the model is text alone, else as embeddings
-    #[arg(long, value_enum)]
-    pub(crate) input: Option<TokenInput>,
-    /// Run the f32 reference first, record the largest activations in probe.json, and refuse f16
-    /// where one is beyond it
-    #[arg(long)]
-    pub(crate) probe: bool,
-}
-
-/// How tokens enter a decoder's graph.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-pub(crate) enum TokenInput {
-    /// input_ids
-    Ids,
-    /// inputs_embeds
-    Embeds,
-}
-
-/// A part of a model that becomes a graph of its own.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-pub(crate) enum ExportPart {
-    /// The vision tower with its projector
-    Vision,
-    /// The decoder with its head, and its cache as inputs and outputs
-    Llm,
-    /// The encoder of texts
-    Encoder,
-    /// The encoder of texts with its classification head
-    Classifier,
-    /// Every part there is, each in a directory of its name
-    All,
-}
-
-/// The float types, by the words used everywhere.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-pub(crate) enum FloatType {
-    F32,
-    F16,
-    Bf16,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CalibrateFlags {
-    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV:FILE, path:DIR, synthetic:NAME
-    pub(crate) checkpoint: PathBuf,
-    /// A file of prompts, one a line; without it and pictures the built-in set is used
-    #[arg(long, value_name = "FILE")]
-    pub(crate) text: Option<PathBuf>,
-    /// A PNG or JPEG picture to look at (may be given several times)
-    #[arg(long, value_name = "FILE")]
-    pub(crate) image: Vec<PathBuf>,
-    /// Questions with their answers, as bench accuracy reads them; pictures lie beside the file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) questions: Option<PathBuf>,
-    /// Of how many tokens to keep the activations
-    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = tokens)]
-    pub(crate) tokens: usize,
-    /// The directory to make
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: PathBuf,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct QuantizeFlags {
-    /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV:FILE, path:DIR, synthetic:NAME
-    pub(crate) checkpoint: PathBuf,
-    /// none, int8 (per output channel), int8-g32, or int4-g32, -g64 or -g128, each int4 also -asym
-    #[arg(long, value_parser = scheme)]
-    pub(crate) scheme: Scheme,
-    /// smelt, or what other servers load: compressed-tensors, awq or gptq
-    #[arg(long, default_value = "smelt", value_parser = QuantFormat::parse)]
-    pub(crate) format: QuantFormat,
-    /// The head's scheme; that of the layers, but int8 where they have int4, when not given (none for awq
-    /// and gptq)
-    #[arg(long, value_name = "SCHEME", value_parser = scheme)]
-    pub(crate) head: Option<Scheme>,
-    /// The embedding's scheme; it stays as it is when not given
-    #[arg(long, value_name = "SCHEME", value_parser = scheme)]
-    pub(crate) embeddings: Option<Scheme>,
-    /// How integers are chosen: rtn, mse, awq, gptq, gptq-act-order or best
-    #[arg(long, default_value = "rtn", value_parser = method)]
-    pub(crate) method: Method,
-    /// Dampings that best tries for each input; 3 when not given
-    #[arg(long, value_name = "N", value_parser = budget)]
-    pub(crate) budget: Option<usize>,
-    /// What `smelt calibrate` made of this checkpoint; awq, gptq and best need it, mse may have it
-    #[arg(long, value_name = "DIR")]
-    pub(crate) calibration: Option<PathBuf>,
-    /// Leave the tensors of these names as they are; * is any run of characters (may be given
-    /// several times)
-    #[arg(long, value_name = "GLOB")]
-    pub(crate) exclude: Vec<String>,
-    /// Round weights once more that another tool packed as integers (GGUF, AWQ, GPTQ)
-    #[arg(long)]
-    pub(crate) allow_requantize: bool,
-    /// Threads to work with; the result does not depend on it
-    #[arg(long, value_name = "N", value_parser = jobs)]
-    pub(crate) threads: Option<usize>,
-    /// The directory to make
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: PathBuf,
-}
-
-fn scheme(name: &str) -> Result<Scheme, String> {
-    Scheme::parse(name).ok_or_else(|| Scheme::WORDS.join(" or "))
-}
-
-fn method(name: &str) -> Result<Method, String> {
-    Method::parse(name).ok_or_else(|| Method::WORDS.join(" or "))
-}
-
-fn tokens(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|tokens| (1..=ROWS_MAX).contains(tokens))
-        .ok_or_else(|| format!("a whole number from 1 to {ROWS_MAX}"))
-}
-
-fn budget(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|budget| (1..=BUDGET_MAX).contains(budget))
-        .ok_or_else(|| format!("a whole number from 1 to {BUDGET_MAX}"))
 }
 
 #[derive(Debug, Args)]

@@ -7,7 +7,9 @@ use smelt_store::{RunId, Store, Whole};
 
 use crate::exit::{Exit, Failed};
 use crate::load;
-use crate::unfinished::WARM_UP;
+
+/// What the journal of a warm-up says in the place of a command.
+pub(crate) const WARM_UP: &str = "warm-up";
 
 /// A run has a warm-up for each of its stages at most; so many in a row were no person's.
 const WARM_UPS_MAX: usize = 64;

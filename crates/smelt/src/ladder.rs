@@ -10,9 +10,9 @@ use smelt_plan::pipeline::Overrides;
 use smelt_plan::{Digest, Earlier, Pipeline, Plan, WarmUp};
 use smelt_store::Store;
 
-use crate::commands::run::finish;
 use crate::console::tell;
 use crate::exit::{Exit, Failed};
+use crate::leftovers::finish;
 use crate::load;
 use crate::unfinished::{Left, RESUMES_MAX};
 

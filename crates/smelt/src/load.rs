@@ -12,7 +12,6 @@ use smelt_plan::plan::{From, HubPin, Pin, Stage, StageOrder};
 use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
 use smelt_store::{Lookup, Store, Wait, is_disk_failing};
 
-use crate::built;
 use crate::console::tell;
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
@@ -304,9 +303,14 @@ fn root_of(standings: &[(Standing, Option<Digest>)], stage: StageId) -> StageId 
     }
 }
 
+/// Params as they are typed: `--set model=… --set …`.
+pub(crate) fn settings(sets: &[String]) -> String {
+    sets.iter().map(|set| format!("--set {set}")).collect::<Vec<_>>().join(" ")
+}
+
 /// The pipeline and its params, as they are typed.
 fn asked(flags: &PipelineFlags) -> String {
-    let settings = built::settings(&flags.sets);
+    let settings = settings(&flags.sets);
     let gap = if settings.is_empty() { "" } else { " " };
     format!("{}{gap}{settings}", flags.pipeline.display())
 }

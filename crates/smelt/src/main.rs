@@ -4,58 +4,91 @@
 
 // They panic when a reader has gone away; `console` does not.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
+// A smelt that only serves leaves modules out, and has no use for some small functions of those that both have.
+#![cfg_attr(not(feature = "build"), allow(dead_code))]
 
 mod accuracy;
 mod atomic_dir;
+mod bug;
 mod built;
 mod carried;
-mod checkpoint;
-mod checkpoints;
 mod claim;
 mod commands;
 mod console;
 mod device;
-mod device_profile;
-mod draft;
 mod exit;
+mod film;
 mod flags;
-mod forecast;
 mod graph;
 mod history;
 mod hub;
 mod integrity;
-mod ladder;
 mod last_run;
 mod leases;
+mod leftovers;
 mod live;
 mod load;
-mod memo;
-mod memory_rate;
-mod model_facts;
-mod model_name;
-mod open_checkpoint;
 mod paint;
-mod photographs;
 mod pins;
-mod price;
-mod progress;
-mod reboot;
-mod refusals;
 mod report;
-mod resource_needs;
-mod seeing;
-mod sees;
-mod shipped;
 mod speeds;
-mod stage;
+mod story;
 mod table;
 mod telling;
 mod tools;
-mod towers;
 mod unfinished;
-mod user_signatures;
 mod version;
 mod view;
+
+// What builds, and what says beforehand how that will go.
+#[cfg(feature = "build")]
+mod checkpoint;
+#[cfg(feature = "build")]
+mod checkpoints;
+#[cfg(feature = "build")]
+mod device_profile;
+#[cfg(feature = "build")]
+mod draft;
+#[cfg(feature = "build")]
+mod export_options;
+#[cfg(feature = "build")]
+mod forecast;
+#[cfg(feature = "build")]
+mod ladder;
+#[cfg(feature = "build")]
+mod memo;
+#[cfg(feature = "build")]
+mod memory_rate;
+#[cfg(feature = "build")]
+mod model_facts;
+#[cfg(feature = "build")]
+mod model_name;
+#[cfg(feature = "build")]
+mod open_checkpoint;
+#[cfg(feature = "build")]
+mod photographs;
+#[cfg(feature = "build")]
+mod price;
+#[cfg(feature = "build")]
+mod progress;
+#[cfg(feature = "build")]
+mod reboot;
+#[cfg(feature = "build")]
+mod refusals;
+#[cfg(feature = "build")]
+mod resource_needs;
+#[cfg(feature = "build")]
+mod seeing;
+#[cfg(feature = "build")]
+mod sees;
+#[cfg(feature = "build")]
+mod shipped;
+#[cfg(feature = "build")]
+mod stage;
+#[cfg(feature = "build")]
+mod towers;
+#[cfg(feature = "build")]
+mod user_signatures;
 
 use std::env;
 use std::ffi::OsString;
@@ -63,24 +96,23 @@ use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
 
+#[cfg(not(feature = "build"))]
+use crate::commands::absent as half;
+#[cfg(feature = "build")]
+use crate::commands::building as half;
 use crate::exit::{Exit, Failed};
 use crate::flags::{Flags, Subcommand};
 use crate::paint::When;
 
 fn main() -> ExitCode {
-    exit::report_bugs();
+    bug::report();
     let flags = read(&env::args_os().collect::<Vec<_>>());
     paint::decide(flags.manner.color);
     console::set_volume(flags.manner.volume());
     let Some(command) = flags.command else { return ended(commands::next::run()) };
     let result = match command {
         Subcommand::Demo(flags) => commands::demo::run(&flags),
-        Subcommand::Fit(flags) => commands::fit::run(&flags),
-        Subcommand::Init(flags) => commands::init::run(&flags),
-        Subcommand::Build(flags) => commands::build::run(&flags),
-        Subcommand::Run(flags) => commands::run::run(&flags),
-        Subcommand::Resume(flags) => commands::resume::run(&flags),
-        Subcommand::Plan(flags) => commands::plan::run(&flags),
+        Subcommand::Pipeline(command) => half::pipeline(&command),
         Subcommand::Explain(flags) => commands::explain::run(&flags),
         Subcommand::Out(flags) => commands::out::run(&flags),
         Subcommand::Runs(flags) => commands::runs::run(&flags),
@@ -97,13 +129,10 @@ fn main() -> ExitCode {
         Subcommand::Serve(flags) => commands::serve::run(&flags),
         Subcommand::Embed(flags) => commands::embed::run(&flags),
         Subcommand::Rerank(flags) => commands::rerank::run(&flags),
-        Subcommand::Export(flags) => commands::export::run(&flags),
-        Subcommand::Calibrate(flags) => commands::calibrate::run(&flags),
-        Subcommand::Quantize(flags) => commands::quantize::run(&flags),
-        Subcommand::Onnx(command) => commands::onnx::run(&command),
+        Subcommand::Model(command) => half::model(&command),
         Subcommand::Cache(command) => commands::cache::run(&command),
         Subcommand::Bench(command) => commands::bench::run(&command),
-        Subcommand::Stage(flags) => stage::run(&flags),
+        Subcommand::Stage(flags) => commands::stage::run(&flags),
     };
     ended(result)
 }

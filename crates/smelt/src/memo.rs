@@ -14,9 +14,9 @@ use smelt_plan::pipeline::FORMAT;
 use smelt_plan::{Digest, Kind};
 use smelt_store::{Basis, Location, Lookup, StoreError};
 
-use crate::commands::run::{clear_dead, finish};
 use crate::exit::Failed;
 use crate::flags::RunFlags;
+use crate::leftovers::{clear_dead, finish};
 use crate::load::{self, Access, Loaded};
 use crate::tools;
 

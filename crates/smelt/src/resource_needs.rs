@@ -13,10 +13,10 @@ use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, StageId};
 use smelt_watch::Machine;
 
-use crate::commands::explain::Story;
 use crate::forecast::{self, Alike, bytes_below};
 use crate::last_run::LastRun;
 use crate::load::{self, Loaded, Standing};
+use crate::story::Story;
 use crate::table::bytes;
 use crate::towers::Towers;
 

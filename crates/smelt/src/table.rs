@@ -95,6 +95,12 @@ pub(crate) fn summary(report: &RunReport) -> Table {
     table
 }
 
+/// Stages built, found and failed.
+pub(crate) fn counts(report: &RunReport) -> [usize; 3] {
+    [StageStatus::Sealed, StageStatus::Hit, StageStatus::Failed]
+        .map(|status| report.stages.iter().filter(|stage| stage.status == status).count())
+}
+
 fn paint_of(status: StageStatus) -> Paint {
     match status {
         StageStatus::Hit | StageStatus::Sealed => Paint::Good,

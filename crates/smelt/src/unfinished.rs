@@ -12,16 +12,13 @@ use smelt_store::{RunId, Store};
 
 use crate::exit::Failed;
 use crate::flags::{PipelineFlags, RunFlags};
-use crate::history::History;
+use crate::history::{History, WARM_UP};
 
 /// So many runs are looked back at: whoever lets more pass does not go on, but begins.
 const LOOKED_BACK_MAX: usize = 64;
 /// After so many starts that no stage came out of, going on by itself is no use: something resets the
 /// board, and it is not a stage.
 pub(crate) const RESUMES_MAX: usize = 16;
-
-/// What the journal of a warm-up says in the place of a command.
-pub(crate) const WARM_UP: &str = "warm-up";
 
 /// What `smelt run` was told: enough to start it again, and to know the same again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -19,6 +19,7 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 
 libc = ctypes.CDLL(None, use_errno=True)
 victim, pid, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -118,6 +119,7 @@ def kernel_settings():
 @attack
 def other_processes():
     names = ["oom_score_adj", "mem", "coredump_filter", "comm", "root" + victim, "fd/3", "cwd/victim"]
+    names += ["clear_refs", "autogroup", "sched", "timerslack_ns", "attr/current", "uid_map", "timens_offsets"]
     return any_opened(f"/proc/{who}/{name}" for who in [pid, *ancestors()] for name in names)
 
 
@@ -125,6 +127,35 @@ def other_processes():
 def signal_to_other():
     os.kill(pid, signal.SIGCONT)
     return "SIGCONT"
+
+
+@attack
+def signal_by_descriptor():
+    call(424, call(434, pid, 0), int(signal.SIGCONT), None, 0)
+    return "pidfd_send_signal"
+
+
+def signal_by_owner_of_a_pipe(who, number):
+    """The kernel sends it, when there is something to read."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, fcntl.F_SETOWN, who)
+    fcntl.fcntl(reader, 10, int(number))
+    fcntl.fcntl(reader, fcntl.F_SETFL, fcntl.fcntl(reader, fcntl.F_GETFL) | os.O_ASYNC)
+    os.write(writer, b"x")
+    time.sleep(0.1)
+    os.close(reader)
+    os.close(writer)
+
+
+@attack
+def signal_by_owner():
+    """What is not sent is no error, so it is looked for: who is stopped shows it."""
+    signal_by_owner_of_a_pipe(pid, signal.SIGSTOP)
+    state = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0]
+    signal_by_owner_of_a_pipe(pid, signal.SIGCONT)
+    if state != "T":
+        raise OSError(errno.EPERM, "it goes on")
+    return "F_SETOWN"
 
 
 @attack
@@ -263,6 +294,12 @@ def abstract_socket():
 def descriptor():
     os.write(9, b"by an inherited descriptor\n")
     return "9"
+
+
+@attack
+def descriptor_of_other():
+    os.write(call(438, call(434, pid, 0), 3, 0), b"by another's descriptor\n")
+    return "pidfd_getfd"
 
 
 @attack

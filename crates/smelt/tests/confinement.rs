@@ -188,8 +188,14 @@ fn is_held(side: Side, way: &str, by: &[&str], known: &[&str]) {
 /// Modes, owners and times of files Landlock does not know; threads say by number whose place they set.
 const LANDLOCK_LEAVES: [&str; 2] = ["mode", "scheduling_of_another"];
 /// Signals and abstract sockets are no files.
-const MOUNTS_LEAVE: [&str; 4] =
-    ["signal_to_other", "stop_of_the_supervisor", "abstract_socket", "scheduling_of_another"];
+const MOUNTS_LEAVE: [&str; 6] = [
+    "signal_to_other",
+    "signal_by_descriptor",
+    "signal_by_owner",
+    "stop_of_the_supervisor",
+    "abstract_socket",
+    "scheduling_of_another",
+];
 
 #[test]
 fn root_is_held_by_landlock() {

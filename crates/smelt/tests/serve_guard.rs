@@ -277,12 +277,20 @@ fn memory_comes_back_behind_small_bodies() {
     const ROUNDS: usize = 5;
     let server = small_server(None, &[]);
     // Threads, and all that is kept of prompts: a block each until there is room for no more.
-    let honest = format!("{{{TURNS},\"max_tokens\":1}}");
+    let honest = |salt: usize| {
+        format!("{{{TURNS},\"max_tokens\":1,\"cache_salt\":\"salt {salt}\"}}").into_bytes()
+    };
     let blocks = server.metric("smelt_kv_blocks");
-    for _ in 0..blocks as usize / 16 + 1 {
-        ask_at_once(&server, 16, CHAT, honest.as_bytes(), &[200]);
+    let held = || server.metric("smelt_kv_blocks_held");
+    ask_at_once(&server, 1, CHAT, &honest(0), &[200]);
+    let once = held();
+    ask_at_once(&server, 16, CHAT, &honest(0), &[200]);
+    assert!(until(|| held() == once), "what is equal is kept once: {} of {once}", held());
+    for salt in 1..=blocks as usize {
+        ask_at_once(&server, 1, CHAT, &honest(salt), &[200]);
     }
-    assert_eq!(server.metric("smelt_kv_blocks_held"), blocks);
+    // No prompt of another block has room.
+    assert!(blocks - held() <= once, "{} of {blocks}", held());
     let resident = || server.kib("VmRSS") / 1024;
     let before = resident();
     let mut shapes = small_hostile();

@@ -4,54 +4,18 @@
 //! count.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Source;
 
 /// The circles that there are: a crate, and the modules of it that reach each other.
-const KNOWN: [(&str, &[&str]); 15] = [
-    ("smelt", &["exit", "console"]),
+const KNOWN: [(&str, &[&str]); 7] = [
     ("smelt", &["pins", "tools"]),
-    ("smelt", &["built", "load"]),
-    ("smelt", &["history", "unfinished"]),
-    (
-        "smelt",
-        &[
-            "checkpoints",
-            "commands",
-            "ladder",
-            "memo",
-            "resource_needs",
-            "price",
-            "refusals",
-            "report",
-            "sees",
-            "stage",
-        ],
-    ),
-    ("smelt-doctor", &["packages", "release"]),
-    ("smelt-exec", &["confine", "order"]),
-    ("smelt-exec", &["attempt", "count", "prepare"]),
-    (
-        "smelt-model",
-        &[
-            "calibrate",
-            "checkpoint",
-            "families",
-            "golden",
-            "model",
-            "packed",
-            "quantize",
-            "reference",
-            "sample",
-            "synthetic",
-        ],
-    ),
+    ("smelt-exec", &["attempt", "prepare"]),
+    ("smelt-model", &["checkpoint", "families", "model", "packed", "synthetic"]),
     ("smelt-plan", &["key", "plan"]),
     ("smelt-plan", &["pipeline", "retry"]),
     ("smelt-runtime", &["dialect", "grammar", "markup", "template", "tokenizer"]),
-    ("smelt-runtime", &["deployment", "image", "similarity", "vision"]),
-    ("smelt-runtime", &["prepare", "media_plan"]),
     (
         "smelt-store",
         &[
@@ -122,12 +86,14 @@ const BELOW: &[&str] = &["crate::"];
 /// The files of product code, by crate.
 fn by_crate(sources: &[Source]) -> BTreeMap<&str, Vec<File<'_>>> {
     let mut crates: BTreeMap<&str, Vec<File<'_>>> = BTreeMap::new();
+    let of_tests: Vec<PathBuf> = sources.iter().flat_map(modules_of_tests).collect();
     for source in sources {
         let parts: Vec<&str> = source.path.iter().filter_map(|part| part.to_str()).collect();
         let ["crates", name, "src", inside @ ..] = &parts[..] else { continue };
         let is_tests = inside
             .iter()
-            .any(|part| ["tests", "tests.rs", "simulation.rs", "simulation"].contains(part));
+            .any(|part| ["tests", "tests.rs", "simulation.rs", "simulation"].contains(part))
+            || of_tests.iter().any(|module| is_of(&source.path, module));
         if is_tests || matches!(inside, ["lib.rs" | "main.rs"]) {
             continue;
         }
@@ -137,6 +103,23 @@ fn by_crate(sources: &[Source]) -> BTreeMap<&str, Vec<File<'_>>> {
         crates.entry(name).or_default().push(File { module, text, roots });
     }
     crates
+}
+
+/// The modules that a file declares for tests alone: their folders, or their files without the ending.
+fn modules_of_tests(source: &Source) -> impl Iterator<Item = PathBuf> + '_ {
+    let is_root = ["lib.rs", "main.rs", "mod.rs"].iter().any(|name| source.path.ends_with(name));
+    let beside = source.path.parent().unwrap_or(Path::new("")).to_owned();
+    let folder = if is_root { beside } else { source.path.with_extension("") };
+    let declared = source.text.split("#[cfg(test)]\n").skip(1).filter_map(|behind| {
+        let line = behind.lines().next()?.trim_start_matches("pub(crate) ");
+        line.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';')
+    });
+    declared.map(move |name| folder.join(name))
+}
+
+/// Whether a file is that module's, or below it.
+fn is_of(path: &Path, module: &Path) -> bool {
+    path.starts_with(module) || path.with_extension("") == module
 }
 
 fn graph<'a>(files: &[File<'a>]) -> Graph<'a> {
@@ -314,6 +297,28 @@ mod tests {
         let findings = check(&all);
         let new = findings.iter().filter(|finding| is_new(finding)).collect::<Vec<_>>();
         assert!(new.len() == 1 && new[0].contains("newcomer"), "{findings:?}");
+    }
+
+    #[test]
+    fn modules_for_tests_do_not_count() {
+        let inside = |file: &str, text: &str| source(&format!("crates/one/src/{file}"), text);
+        let circle = |lib: &str, file: &str| {
+            let all = [
+                inside("lib.rs", lib),
+                inside("a.rs", "use crate::b;"),
+                inside(file, "use crate::a;"),
+            ];
+            circles(&graph(&by_crate(&all)["one"])).len()
+        };
+        assert_eq!(circle("mod a;\nmod b;\n", "b.rs"), 1);
+        assert_eq!(circle("mod a;\n#[cfg(test)]\nmod b;\n", "b.rs"), 0);
+        assert_eq!(circle("#[cfg(test)]\npub(crate) mod b;\n", "b/inside.rs"), 0);
+        assert_eq!(circle("#[cfg(test)]\nmod bb;\n#[cfg(test)]\nuse b::C;\n", "b.rs"), 1);
+        let below = inside("b.rs", "#[cfg(test)]\nmod told;\n");
+        assert_eq!(
+            modules_of_tests(&below).collect::<Vec<_>>(),
+            [PathBuf::from("crates/one/src/b/told")]
+        );
     }
 
     #[test]

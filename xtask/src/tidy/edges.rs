@@ -61,9 +61,9 @@ const EDGES: [(&str, &[&str]); 22] = [
 
 /// What opens and runs engines, and what makes them: a program that only serves links no exporter, quantiser or
 /// reference, and reads no checkpoints.
-const RUNS: [&str; 5] =
+pub(super) const RUNS: [&str; 5] =
     ["smelt-tensor", "smelt-backend", "smelt-engine", "smelt-runtime", "smelt-serve"];
-const BUILDS: [&str; 3] = ["smelt-onnx", "smelt-model", "smelt-engine-build"];
+pub(super) const BUILDS: [&str; 3] = ["smelt-onnx", "smelt-model", "smelt-engine-build"];
 
 pub(super) fn check() -> Result<Vec<String>> {
     let packages = packages()?;

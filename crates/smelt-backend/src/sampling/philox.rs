@@ -59,6 +59,16 @@ mod tests {
         );
     }
 
+    /// Of a seed and an index whose halves are all used: worked out by another program from the same paper.
+    #[test]
+    fn a_draw_is_the_first_fifty_two_bits_of_its_block() {
+        let check = |seed, index, expect: f64| assert_eq!(uniform(seed, index), expect);
+        check(0, 0, 0.3990464708489646);
+        check(7, 1, 0.4069604044303493);
+        check(u64::MAX, 3, 0.5568819094172067);
+        check(0xa409_3822_299f_31d0, 0x243f_6a88_85a3_08d3, 0.6667758116399319);
+    }
+
     #[test]
     fn draws_are_spread_evenly() {
         for seed in [0, 7, u64::MAX] {

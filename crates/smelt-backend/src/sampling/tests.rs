@@ -60,6 +60,8 @@ fn settings_out_of_range_are_named() {
     let many = "entries of logit_bias must be at most 1024, not 1025";
     check(|s| s.logit_bias = vec![(0, 0.0); 1025], many);
     check(|s| s.top_logprobs = Some(21), "top_logprobs must be at most 20, not 21");
+    check(|s| s.logit_bias = vec![(0, 0.0); BIASES_MAX], "");
+    check(|s| s.top_logprobs = Some(TOP_LOGPROBS_MAX), "");
 }
 
 #[test]
@@ -67,6 +69,7 @@ fn the_default_and_the_smallest_temperatures_are_greedy() {
     assert!(Settings::default().is_greedy());
     assert!(Settings { temperature: 9e-6, ..Settings::default() }.is_greedy());
     assert!(!Settings { temperature: 2e-5, ..Settings::default() }.is_greedy());
+    assert!(!Settings { temperature: TEMPERATURE_MIN, ..Settings::default() }.is_greedy());
 }
 
 /// Fields of `cases.json`; its README says what they mean.
@@ -296,6 +299,36 @@ fn penalties_see_what_was_chosen() {
         (0..6).map(|_| sampler.choose(&[2.5, 1.8, -1.0], None).unwrap().token).collect();
     // The first two of the rows: 2.5 1.8, 1.5 1.8, 1.5 0.8, 0.5 0.8, 0.5 -0.2, -0.5 -0.2.
     assert_eq!(said, [0, 1, 0, 1, 0, 1]);
+}
+
+#[test]
+fn only_the_answer_pays_for_presence_and_frequency() {
+    let settings = Settings {
+        repetition_penalty: 2.0,
+        presence_penalty: 1.0,
+        frequency_penalty: 1.0,
+        ..Settings::default()
+    };
+    let mut sampler = Sampler::new(&settings, &[0], 2).unwrap();
+    let said: Vec<u32> = (0..3).map(|_| sampler.choose(&[4.0, 1.5], None).unwrap().token).collect();
+    // The rows: 2 1.5, then 0 1.5, then 0 -1.25.
+    assert_eq!(said, [0, 1, 0]);
+}
+
+#[test]
+fn a_set_ends_where_it_has_its_probability() {
+    // Equal weights of one add up without rounding, so that the bound itself is met.
+    let kept = |tokens: usize, settings: &Settings| {
+        let row = vec![0.0; tokens];
+        Sampler::new(settings, &[], tokens).unwrap().distribution(&row).unwrap().len()
+    };
+    let half = Settings { temperature: 1.0, top_p: 0.5, ..Settings::default() };
+    assert_eq!(kept(2, &half), 1);
+    assert_eq!(kept(64, &half), 32);
+    assert_eq!(kept(128, &half), 64, "of more than are looked at first");
+    assert_eq!(kept(400, &half), 200);
+    let of_ten = Settings { top_k: 10, ..half };
+    assert_eq!(kept(400, &of_ten), 5);
 }
 
 #[test]

@@ -3,18 +3,18 @@
 //! The graph is judged before a weight is read; weights then go to `weights.bin` in blocks.  Knows
 //! nothing of checkpoints.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
-use smelt_backend::{GraphError, GraphInput, OpenError, Tensor};
+use smelt_backend::{GraphInput, Tensor};
 use smelt_engine::engine_file::EngineWriter;
 use smelt_engine::graph::{GraphEngine, GraphFile, KIND};
-use smelt_model::export::{GRIDS_FILE, GridsError};
+use smelt_model::export::GRIDS_FILE;
 use smelt_onnx::{ElementType, Initializer, Model};
 
 use super::convert::{Converted, convert};
 use super::pack::{Packing, products};
-use super::{Options, grids};
+use super::{Options, grids, unfit};
+use crate::BuildError;
 
 /// The graph's file in its directory.
 const MODEL_FILE: &str = "model.onnx";
@@ -26,56 +26,6 @@ const TRIED_SIZE: usize = 8;
 const TRIED_LARGER: usize = 64;
 /// An input of more numbers than this is a broken graph (a picture of 1792 pixels has 10 million).
 const INPUT_NUMBERS_MAX: usize = 1 << 26;
-
-/// Why a graph could not become an engine.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// The model file cannot be read.
-    #[error(transparent)]
-    Read(#[from] smelt_onnx::ReadError),
-    /// The list of graphs for sizes of pictures cannot be used.
-    #[error(transparent)]
-    Grids(#[from] GridsError),
-    /// The model file breaks the standard's rules.
-    #[error("{} is no valid graph: {source}", path.display())]
-    Check {
-        /// The model file.
-        path: PathBuf,
-        /// The first broken rule.
-        source: smelt_onnx::CheckError,
-    },
-    /// The native engine cannot execute the graph.
-    #[error("{} cannot become a native engine: {problem}", path.display())]
-    Graph {
-        /// The model file.
-        path: PathBuf,
-        /// The node and what is wrong with it.
-        problem: String,
-    },
-    /// A weight cannot be read.
-    #[error(transparent)]
-    Weight(#[from] smelt_onnx::DataError),
-    /// The engine cannot be written.
-    #[error("cannot write the engine in {}: {source}", dir.display())]
-    Write {
-        /// The engine's directory.
-        dir: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The finished engine does not open.
-    #[error("the engine does not open: {0}")]
-    Open(#[from] OpenError),
-    /// The finished engine does not run.
-    #[error("the engine does not run: {0}")]
-    Run(#[from] GraphError),
-    /// The finished engine gives numbers that are no numbers.
-    #[error("the engine gives {found} for a test input; the weights are not usable in f32")]
-    NotFinite {
-        /// The first such number.
-        found: f32,
-    },
-}
 
 /// Builds an engine in `out_dir` from `model.onnx` in `onnx_dir`, or from the graphs that its list of
 /// grids names, and runs it once.
@@ -142,7 +92,7 @@ impl Source {
         let model = Model::read(&path)?;
         smelt_onnx::check(&model, dir)
             .map_err(|source| BuildError::Check { path: path.clone(), source })?;
-        let graph_error = |problem| BuildError::Graph { path: path.clone(), problem };
+        let graph_error = |problem| unfit(&path, problem);
         let Converted { mut graph, constants } = convert(model).map_err(graph_error)?;
         judge(&graph).map_err(graph_error)?;
         graph.products = products(&graph, &constants);
@@ -291,7 +241,7 @@ fn run_once(
 fn finite(outputs: Vec<Tensor>) -> Result<Vec<Tensor>, BuildError> {
     let mut numbers = outputs.iter().filter_map(Tensor::floats).flatten();
     match numbers.find(|value| !value.is_finite()) {
-        Some(&found) => Err(BuildError::NotFinite { found }),
+        Some(&found) => Err(BuildError::NotFinite { found, tried: "a test input" }),
         None => Ok(outputs),
     }
 }

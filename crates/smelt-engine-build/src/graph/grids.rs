@@ -12,9 +12,10 @@ use smelt_engine::graph::{GRIDS_KIND, GraphEngine, GridFile, GridsFile, ProductF
 use smelt_model::export::GridList;
 use smelt_onnx::Initializer;
 
-use super::Options;
-use super::build::{BuildError, Source, Tally, Tried, tell_packing, try_out};
+use super::build::{Source, Tally, Tried, tell_packing, try_out};
 use super::pack::Packing;
+use super::{Options, unfit};
+use crate::BuildError;
 
 /// Builds the engines of the graphs that the list in `onnx_dir` names; see [`super::build`].
 pub(super) fn build(
@@ -90,7 +91,7 @@ fn pack(
             let name = &constant.name;
             if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
                 let problem = format!("constant {name:?} has the name of another grid's own");
-                return Err(BuildError::Graph { path: source.path.clone(), problem });
+                return Err(unfit(&source.path, problem));
             }
             let product = source.graph.products.get(name);
             let is_shared = is_in_all(constant, product, sources);

@@ -8,13 +8,15 @@ mod grids;
 mod pack;
 mod size;
 
+use std::path::Path;
+
 use smelt_engine::tactics::Tactics;
 
-pub use build::{BuildError, build};
-pub use size::tower_bytes;
-
+use crate::BuildError;
+pub use build::build;
 pub(crate) use build::{tried_inputs, try_sizes};
 pub(crate) use convert::input_file;
+pub use size::tower_bytes;
 
 /// How a graph's products are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,4 +51,9 @@ impl From<Precision> for Options {
     fn from(precision: Precision) -> Self {
         Self { precision, tactics: None }
     }
+}
+
+/// What the native back end cannot execute of the graph at `path`.
+fn unfit(path: &Path, problem: String) -> BuildError {
+    BuildError::Graph { path: path.to_owned(), backend: "native", problem }
 }

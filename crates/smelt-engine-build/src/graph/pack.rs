@@ -15,9 +15,9 @@ use smelt_engine::graph::{AttributeFile, GraphFile, NodeFile, ProductFile, scale
 use smelt_onnx::{ElementType, Initializer};
 use smelt_tensor::dtype::Dtype;
 
-use super::Precision;
-use super::build::BuildError;
 use super::convert::stored_dtype;
+use super::{Precision, unfit};
+use crate::BuildError;
 
 /// Bytes of a constant held in memory at a time.
 const BLOCK_BYTES: usize = 8 << 20;
@@ -140,7 +140,7 @@ impl Packing<'_> {
         (graph, out_dir): (&Path, &Path),
         writer: &mut EngineWriter,
     ) -> Result<(), BuildError> {
-        let damaged = |problem| BuildError::Graph { path: graph.to_owned(), problem };
+        let damaged = |problem| unfit(graph, problem);
         let failed = |source| BuildError::Write { dir: out_dir.to_owned(), source };
         let dtype = stored_dtype(self.constant).map_err(damaged)?;
         self.write(name.to_owned(), dtype, writer, &failed, &damaged)

@@ -3,51 +3,17 @@
 //! Tensors keep their stored type, raw or quantised, and go through memory a stripe at a time.  Knows
 //! nothing of where checkpoints come from.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use smelt_backend::{Limits, OpenError, RunError};
+use smelt_backend::Limits;
 use smelt_engine::engine_file::EngineWriter;
 use smelt_engine::llm::{KIND, Llama3, LlmEngine, LlmFile, Prompt, Sections, Yarn};
 use smelt_engine::tactics::Tactics;
-use smelt_model::checkpoint::{Checkpoint, CheckpointError};
+use smelt_model::checkpoint::Checkpoint;
 use smelt_model::decoder::{Decoder, Scaling};
 
 use super::pack::{Packed, tensors};
-
-/// Why a checkpoint could not become an engine.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// The limits make no engine.
-    #[error("{problem}; set limits the model can hold")]
-    Limits {
-        /// What is wrong with them.
-        problem: String,
-    },
-    /// The checkpoint cannot be read.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// The engine cannot be written.
-    #[error("cannot write the engine in {}: {source}", dir.display())]
-    Write {
-        /// The engine's directory.
-        dir: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The finished engine does not open.
-    #[error("the engine does not open: {0}")]
-    Open(#[from] OpenError),
-    /// The finished engine does not run.
-    #[error("the engine does not run: {0}")]
-    Run(#[from] RunError),
-    /// The finished engine gives numbers that are no numbers.
-    #[error("the engine gives a logit of {found} for token 0; the weights are not usable in f32")]
-    NotFinite {
-        /// The first such number.
-        found: f32,
-    },
-}
+use crate::BuildError;
 
 /// Builds an engine in `out_dir` from the language model of `checkpoint`, and steps one token.
 ///
@@ -166,7 +132,7 @@ fn yarn(scaling: Option<Scaling>) -> Option<Yarn> {
 fn try_out(mut engine: LlmEngine) -> Result<(), BuildError> {
     let logits = engine.prefill(0, &Prompt::plain(&[0], None))?;
     match logits.into_iter().find(|logit| !logit.is_finite()) {
-        Some(found) => Err(BuildError::NotFinite { found }),
+        Some(found) => Err(BuildError::NotFinite { found, tried: "a logit of token 0" }),
         None => Ok(()),
     }
 }

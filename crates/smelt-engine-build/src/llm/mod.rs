@@ -9,7 +9,7 @@ mod size;
 use smelt_engine::llm::LlmEngine;
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 
-pub use build::{BuildError, build, build_with};
+pub use build::{build, build_with};
 pub use pack::{Unpacked, unpacked};
 pub use size::{LlmSize, size};
 pub use smelt_backend::Limits;

@@ -18,9 +18,9 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{getgid, getuid};
 
+use super::Strict;
 use super::devices::DEV;
 use super::{Bounds, SHARED, Way, devices, seen, system};
-use crate::order::Strict;
 use crate::swap_tools::unescaped;
 
 /// Node names and links, a page each at most.

@@ -14,8 +14,8 @@ use seccompiler::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::Strict;
 use super::{filter, in_thread};
-use crate::order::Strict;
 
 /// What a strict program has of networks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

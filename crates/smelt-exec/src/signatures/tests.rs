@@ -225,3 +225,18 @@ fn what_stands_beyond_reason_in_a_line_is_not_read() {
     let huge = "CUDA error 2 for 99999999999999999999999-byte allocation";
     assert_eq!(found(huge), "device-memory cuda-allocation", "no such size");
 }
+
+#[test]
+fn there_are_a_thousand_signatures_at_most() {
+    let many = |count: usize| {
+        let entry = |at| {
+            format!(
+                "[[signature]]\nid = \"{at}\"\npattern = 'a'\nclass = \"thrash\"\nmeans = \"m\"\nremedy = \"r\"\n"
+            )
+        };
+        let text: String = (0..count).map(entry).collect();
+        parse("s.toml", &text).map(|all| all.len()).map_err(|error| error.message)
+    };
+    assert_eq!(many(SIGNATURES_MAX), Ok(SIGNATURES_MAX));
+    assert_eq!(many(SIGNATURES_MAX + 1), Err("more than 1000 signatures".to_owned()));
+}

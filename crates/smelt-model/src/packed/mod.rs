@@ -1,7 +1,7 @@
-//! Reads weights that other tools quantised, and writes them for those tools.
+//! Reads weights that other tools quantised; [`crate::repacked`] writes them for those tools.
 //!
 //! A format's file finds the stored tensors of one weight and checks them (a `Stored`); `present`
-//! makes the canonical tensors of them, a block of rows at a time; `write` goes the other way.
+//! makes the canonical tensors of them, a block of rows at a time.
 //! Quants move from word to byte without becoming floats.  Knows tensors and the words of
 //! `quantization_config`, nothing of models.
 //!
@@ -20,7 +20,6 @@ pub(crate) mod present;
 pub(crate) mod quantization;
 pub(crate) mod stored;
 pub(crate) mod words;
-pub mod write;
 pub(crate) mod zeros;
 
 use std::path::PathBuf;

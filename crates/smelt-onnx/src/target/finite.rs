@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Found, Subject};
+use super::{Findings, Subject};
 use crate::ElementType;
 use crate::external::{DataError, read_initializer};
 use crate::model::Initializer;
@@ -15,7 +15,7 @@ pub(super) const BLOCK_BYTES: usize = 1 << 20;
 const F16_MAX: f32 = 65504.0;
 
 /// NaN and infinity, which are errors; and numbers that an f16 engine makes infinite.
-pub(super) fn weight_range(subject: &Subject<'_>, found: &mut Found) -> Result<(), DataError> {
+pub(super) fn weight_range(subject: &Subject<'_>, found: &mut Findings) -> Result<(), DataError> {
     let mut held = Vec::new();
     tensors(&subject.model.graph, &mut |tensor| held.push(tensor.clone()));
     for tensor in &held {

@@ -99,7 +99,7 @@ pub fn findings(model: &Model, path: &Path, target: Target) -> Result<Vec<Findin
 }
 
 fn apply(rule: &TargetRule, subject: &Subject<'_>) -> Result<Vec<Finding>, DataError> {
-    let mut found = Found { rule: rule.name, findings: Vec::new() };
+    let mut found = Findings { rule: rule.name, findings: Vec::new() };
     (rule.judge)(subject, &mut found)?;
     Ok(found.findings)
 }
@@ -107,7 +107,7 @@ fn apply(rule: &TargetRule, subject: &Subject<'_>) -> Result<Vec<Finding>, DataE
 /// One row of a target's table.
 struct TargetRule {
     name: &'static str,
-    judge: fn(&Subject<'_>, &mut Found) -> Result<(), DataError>,
+    judge: fn(&Subject<'_>, &mut Findings) -> Result<(), DataError>,
 }
 
 /// The model under judgement.
@@ -160,12 +160,12 @@ fn collect<'m>(graph: &'m Graph, all: &mut Vec<&'m Node>) {
 }
 
 /// The findings of one rule.
-struct Found {
+struct Findings {
     rule: &'static str,
     findings: Vec<Finding>,
 }
 
-impl Found {
+impl Findings {
     fn error(&mut self, place: impl Into<String>, what: impl Into<String>, remedy: &str) {
         self.add(Severity::Error, place.into(), what.into(), remedy);
     }

@@ -2,7 +2,7 @@
 //!
 //! Found by asking ONNX Runtime 1.31 for a session of one node, operator by operator.
 
-use super::{Found, Subject, TargetRule, finite};
+use super::{Findings, Subject, TargetRule, finite};
 use crate::ElementType;
 use crate::check::label;
 use crate::external::DataError;
@@ -19,7 +19,7 @@ pub(super) const RULES: [TargetRule; 4] = [
 
 type Judged = Result<(), DataError>;
 
-fn opset(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn opset(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     let opset = subject.model.opset;
     if opset > OPSET_MAX {
         let what = format!("operator set {opset} is newer than {OPSET_MAX}");
@@ -28,7 +28,7 @@ fn opset(subject: &Subject<'_>, found: &mut Found) -> Judged {
     Ok(())
 }
 
-fn domain(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn domain(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     let nodes = subject.nodes();
     let foreign = |domain: &str| !matches!(domain, "" | "com.microsoft" | "ai.onnx.ml");
     for node in nodes.iter().filter(|node| foreign(&node.domain)) {
@@ -42,7 +42,7 @@ fn domain(subject: &Subject<'_>, found: &mut Found) -> Judged {
 const BF16: &str = "Cast Concat Constant Flatten Gather Identity LayerNormalization Reshape Shape \
     Size Slice Split Squeeze Transpose Unsqueeze";
 
-fn bf16(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn bf16(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     for node in subject.nodes().iter().filter(|node| node.domain.is_empty()) {
         let narrow = |name: &String| subject.dtype(name) == Some(ElementType::Bf16);
         let values = node.inputs.iter().chain(&node.outputs);

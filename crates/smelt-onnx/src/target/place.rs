@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use super::{Found, Subject, TargetRule};
+use super::{Findings, Subject, TargetRule};
 use crate::external::{DataError, place};
 use crate::model::Data;
 use crate::survey::tensors;
@@ -40,7 +40,7 @@ fn own_name<'s>(subject: &Subject<'s>) -> &'s str {
     subject.path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-fn protobuf_size(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn protobuf_size(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     let files = ranges(subject);
     let embedded = files.get(own_name(subject)).into_iter().flatten();
     let bytes: u64 = embedded.map(|(_, _, length)| *length).fold(0, u64::saturating_add);
@@ -51,7 +51,7 @@ fn protobuf_size(subject: &Subject<'_>, found: &mut Found) -> Judged {
     Ok(())
 }
 
-fn data_alignment(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn data_alignment(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     for (location, ranges) in ranges(subject) {
         let crooked =
             |(_, offset, _): &&(String, u64, u64)| !offset.is_multiple_of(ALIGNMENT_BYTES);
@@ -68,7 +68,7 @@ fn data_alignment(subject: &Subject<'_>, found: &mut Found) -> Judged {
 
 /// onnx and onnxruntime refuse data files that are links, or have several names: they could be
 /// changed from elsewhere.
-fn data_links(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn data_links(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     for (location, ranges) in ranges(subject) {
         let name = ranges.first().map_or("", |(name, ..)| name);
         let path = place(subject.dir(), name, &location)?;

@@ -3,7 +3,7 @@
 //! Sources: onnx-tensorrt's `docs/operators.md` and importers of the 10.x line, and the issues
 //! that each rule names.
 
-use super::{Found, Subject, TargetRule, finite};
+use super::{Findings, Subject, TargetRule, finite};
 use crate::ElementType;
 use crate::check::label;
 use crate::external::{DataError, read_initializer};
@@ -41,7 +41,7 @@ pub(super) const RULES: [TargetRule; 16] = [
 
 type Judged = Result<(), DataError>;
 
-fn opset(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn opset(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     let opset = subject.model.opset;
     if OPSETS.contains(&opset) {
         return Ok(());
@@ -57,7 +57,7 @@ fn opset(subject: &Subject<'_>, found: &mut Found) -> Judged {
     Ok(())
 }
 
-fn ir_version(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn ir_version(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     let version = subject.model.ir_version;
     if version > IR_VERSION_MAX {
         let what = format!("file format {version} is newer than {IR_VERSION_MAX}");
@@ -69,7 +69,7 @@ fn ir_version(subject: &Subject<'_>, found: &mut Found) -> Judged {
 /// The only operator of another domain that the parser itself has.
 const OWN: &str = "TRT_INT4DequantizeLinear";
 
-fn domain(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn domain(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     for node in subject.nodes().iter().filter(|n| !n.domain.is_empty() && n.op != OWN) {
         let what = format!("operator set {:?} is not TensorRT's", node.domain);
         let remedy = match node.domain.as_str() {
@@ -103,7 +103,7 @@ const OPERATORS: &str = "Abs Acos Acosh Add And ArgMax ArgMin Asin Asinh Atan At
 const DATA_DEPENDENT: [&str; 8] =
     ["Compress", "If", "Loop", "NonMaxSuppression", "NonZero", "Scan", "StringSplit", "Unique"];
 
-fn operator(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn operator(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     let known = |op: &str| OPERATORS.split(' ').any(|known| known == op);
     for node in subject.nodes().iter().filter(|node| node.domain.is_empty()) {
         if known(&node.op) || DATA_DEPENDENT.contains(&node.op.as_str()) || node.op == OWN {
@@ -121,7 +121,7 @@ fn operator(subject: &Subject<'_>, found: &mut Found) -> Judged {
     Ok(())
 }
 
-fn data_dependent(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn data_dependent(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     let nodes = subject.nodes();
     for node in nodes.iter().filter(|node| DATA_DEPENDENT.contains(&node.op.as_str())) {
         let what = "its result's shape, or its run time, depends on data";
@@ -131,7 +131,7 @@ fn data_dependent(subject: &Subject<'_>, found: &mut Found) -> Judged {
     Ok(())
 }
 
-fn element_type(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn element_type(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     use ElementType::{Bf16, F64, I16, U8, U16, U32, U64};
     for (name, dtype) in &subject.types {
         match dtype {
@@ -206,7 +206,7 @@ const ONE_TYPE: [(&str, usize); 22] = [
     ("Where", 1),
 ];
 
-fn mixed_types(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn mixed_types(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     for node in subject.nodes().iter().filter(|node| node.domain.is_empty()) {
         let Some((_, first)) = ONE_TYPE.iter().find(|(op, _)| *op == node.op) else { continue };
         let inputs = node.inputs.iter().skip(*first);
@@ -235,7 +235,7 @@ const CONSTANT_INPUTS: [(&str, usize, &str); 10] = [
     ("QuantizeLinear", 1, "scale"),
 ];
 
-fn constant_input(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn constant_input(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     for node in &subject.model.graph.nodes {
         let reduces = node.op.starts_with("Reduce").then_some((1, "axes"));
         let named = CONSTANT_INPUTS.iter().filter(|(op, ..)| *op == node.op);
@@ -252,7 +252,7 @@ fn constant_input(subject: &Subject<'_>, found: &mut Found) -> Judged {
 
 /// The importer takes a missing scale for zero unless it is f16, and stash_type for the type of
 /// the arithmetic: 1, f32, is what keeps f16 towers exact (TensorRT#4111, pytorch/TensorRT#4061).
-fn layer_norm(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn layer_norm(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     for node in subject.nodes().iter().filter(|node| node.op == "LayerNormalization") {
         let given = |at: usize| node.inputs.get(at).is_some_and(|name| !name.is_empty());
         if !given(1) || !given(2) {
@@ -271,7 +271,7 @@ fn layer_norm(subject: &Subject<'_>, found: &mut Found) -> Judged {
     Ok(())
 }
 
-fn quantisation(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn quantisation(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     let nodes = subject.nodes();
     let is_either = |node: &&&Node| matches!(&*node.op, "QuantizeLinear" | "DequantizeLinear");
     for node in nodes.iter().filter(is_either) {
@@ -281,7 +281,7 @@ fn quantisation(subject: &Subject<'_>, found: &mut Found) -> Judged {
     Ok(())
 }
 
-fn code_type(subject: &Subject<'_>, node: &Node, found: &mut Found) {
+fn code_type(subject: &Subject<'_>, node: &Node, found: &mut Findings) {
     let coded = if node.op == "QuantizeLinear" { node.inputs.get(2) } else { node.inputs.first() };
     let dtype = coded.and_then(|name| subject.dtype(name));
     let blocks = node.int("block_size").unwrap_or(0) > 0;
@@ -310,7 +310,7 @@ fn code_type(subject: &Subject<'_>, node: &Node, found: &mut Found) {
     }
 }
 
-fn zero_point(subject: &Subject<'_>, node: &Node, found: &mut Found) -> Judged {
+fn zero_point(subject: &Subject<'_>, node: &Node, found: &mut Findings) -> Judged {
     let Some(name) = node.inputs.get(2).filter(|name| !name.is_empty()) else { return Ok(()) };
     let remedy = "quantise symmetrically: TensorRT takes no zero point but zero";
     let Some(tensor) = subject.survey.constant(name) else {
@@ -330,7 +330,7 @@ fn zero_point(subject: &Subject<'_>, node: &Node, found: &mut Found) -> Judged {
     Ok(())
 }
 
-fn resize(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn resize(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     for node in subject.nodes().iter().filter(|node| node.op == "Resize") {
         let remedy = "compute the resampled values ahead: export with a fixed grid";
         if matches!(node.attribute("mode"), Some(AttributeValue::Text(mode)) if mode == "cubic") {
@@ -344,7 +344,7 @@ fn resize(subject: &Subject<'_>, found: &mut Found) -> Judged {
 }
 
 /// Only the batch of a vision graph may vary; text graphs also vary in length, by symbols.
-fn dynamic_dims(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn dynamic_dims(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     let inputs = &subject.model.graph.inputs;
     let is_text = |info: &ValueInfo| {
         info.dtype == ElementType::I64
@@ -391,7 +391,7 @@ const WIDE: [&str; 8] = [
     "ReduceProd",
 ];
 
-fn f16_range(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn f16_range(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     for node in subject.nodes().iter().filter(|node| WIDE.contains(&node.op.as_str())) {
         let input = node.inputs.first().and_then(|name| subject.dtype(name));
         if input == Some(ElementType::F16) {
@@ -405,7 +405,7 @@ fn f16_range(subject: &Subject<'_>, found: &mut Found) -> Judged {
 
 /// Queries and keys both scaled by a root, as torch writes attention, were fused wrongly, in f32
 /// too (TensorRT#4333, #4328); one scale on the queries is what the fused kernel expects.
-fn attention_scale(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn attention_scale(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     let graph = &subject.model.graph;
     for node in graph.nodes.iter().filter(|node| node.op == "Softmax") {
         let scores = node.inputs.first().and_then(|name| product_behind(subject, name));
@@ -448,7 +448,7 @@ fn given_by<'m>(subject: &Subject<'m>, value: &str) -> Option<&'m Node> {
     subject.survey.producer(value).map(|at| &subject.model.graph.nodes[at])
 }
 
-fn large_product(subject: &Subject<'_>, found: &mut Found) -> Judged {
+fn large_product(subject: &Subject<'_>, found: &mut Findings) -> Judged {
     for node in subject.nodes().iter().filter(|n| matches!(&*n.op, "MatMul" | "Gemm")) {
         let weights = node.inputs.iter().filter_map(|name| subject.survey.constant(name));
         for tensor in weights {

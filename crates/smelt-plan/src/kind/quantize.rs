@@ -114,7 +114,7 @@ pub(super) const KIND: Definition = Definition {
     memory,
     tensors: |_| TensorsHandled::Llm,
     conflict,
-    ..Definition::new("quantize", 9, FIELDS)
+    ..Definition::new("quantize", 10, FIELDS)
 };
 
 /// Rounding alone streams; the other methods solve for every layer's inputs.

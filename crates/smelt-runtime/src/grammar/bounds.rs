@@ -6,10 +6,11 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
+use super::recursion::is_recursive;
 use super::{
     ALTERNATIVE_ITEMS, ALTERNATIVES_MAX, GRAMMAR_BYTES_MAX, Grammar, GrammarError, MASK_ROWS,
-    MULTIPLES_MAX, OPTIONAL_MAX, PROPERTIES_MAX, PROPERTY_ITEMS, ROW_ITEMS, ROW_ITEMS_MAX,
-    RULES_MAX, TEXT_ROW_ITEMS_MAX,
+    MULTIPLES_MAX, OPTIONAL_MAX, PROPERTIES_MAX, PROPERTY_ITEMS, RECURSIVE_ROW_ITEMS_MAX,
+    ROW_ITEMS, ROW_ITEMS_MAX, RULES_MAX, TEXT_ROW_ITEMS_MAX,
 };
 
 /// The work that an answer may take, in items of the parser: never in time, or answers would differ with the company.
@@ -49,6 +50,7 @@ fn allowed(grammar: &Grammar, parts: &Parts<'_>, properties: usize) -> Work {
     };
     let most = match grammar {
         Grammar::Lark(_) => TEXT_ROW_ITEMS_MAX,
+        _ if parts.schemas.iter().any(|schema| is_recursive(schema)) => RECURSIVE_ROW_ITEMS_MAX,
         _ => ROW_ITEMS_MAX,
     };
     let row_items = (ROW_ITEMS + more).min(most);
@@ -217,6 +219,21 @@ mod tests {
             Err(error) => panic!("{error}"),
         };
         assert_eq!(found, expect, "{grammar:?}");
+    }
+
+    #[test]
+    fn a_schema_that_refers_to_itself_may_take_less() {
+        let of = |alternatives: Vec<Value>| {
+            let schema =
+                json!({ "$defs": { "a": { "anyOf": alternatives } }, "$ref": "#/$defs/a" });
+            work(&Grammar::JsonSchema(schema)).unwrap().row_items
+        };
+        let list = |items: Value| json!({ "type": "array", "items": items });
+        let (own, other) = (json!({ "$ref": "#/$defs/a" }), json!({ "type": "string" }));
+        let wide = ROW_ITEMS + ALTERNATIVES_MAX * ALTERNATIVE_ITEMS;
+        assert_eq!(of(vec![list(other); 300]), wide);
+        assert_eq!(of(vec![list(own.clone()); 300]), RECURSIVE_ROW_ITEMS_MAX);
+        assert_eq!(of(vec![list(own); 10]), ROW_ITEMS + 10 * ALTERNATIVE_ITEMS);
     }
 
     #[test]

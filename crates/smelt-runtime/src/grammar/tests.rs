@@ -474,6 +474,76 @@ fn wide_schemas_and_grammars_that_refer_to_themselves_are_held_to() {
 }
 
 #[test]
+fn lists_that_hold_each_other_take_no_more_than_may_be() {
+    let world = World::new();
+    // As wide as a schema may be that refers to itself, and told apart at no place.
+    let mut widest = world.compiler.compile(&lists(150)).unwrap();
+    let open = world.tokenizer.token("[").unwrap();
+    for _ in 0..200 {
+        widest.mask().unwrap();
+        assert!(widest.items() <= 12 * RECURSIVE_ROW_ITEMS_MAX, "{}", widest.items());
+        widest.take(open).unwrap();
+    }
+    check_error(&lists(300), &["too many ways to read"]);
+    // The same behind what can be told apart ends where it is reached.
+    let Grammar::JsonSchema(mut schema) = lists(300) else { unreachable!("it is a schema") };
+    let fields = schema.as_object_mut().unwrap();
+    let inner = fields.remove("$ref").unwrap();
+    fields.insert("properties".to_owned(), json!({ "x": { "$ref": inner } }));
+    fields.insert("required".to_owned(), json!(["x"]));
+    fields.insert("type".to_owned(), json!("object"));
+    let mut hidden = world.compiler.compile(&Grammar::JsonSchema(schema)).unwrap();
+    let mut say = |word: &str| -> Result<(), ConstraintError> {
+        for token in world.tokenizer.encode(word).unwrap() {
+            hidden.mask()?;
+            hidden.take(token)?;
+        }
+        hidden.mask().map(|_| ())
+    };
+    let said = say("{\"x\":").and_then(|()| say("[[[["));
+    let why = said.expect_err("it can be read in too many ways").to_string();
+    assert!(why.contains("too many ways to read"), "{why}");
+}
+
+#[test]
+fn honest_schemas_that_refer_to_themselves_are_held_to() {
+    let world = World::new();
+    let to = |place: &str| json!({ "$ref": format!("#/$defs/{place}") });
+    let kind = |n: usize| {
+        let fields = json!({ "op": { "const": format!("o{n}") }, "args": { "type": "array", "items": to("e") } });
+        let kind = json!({ "type": "object", "properties": fields, "required": ["op", "args"] });
+        (format!("n{n}"), kind)
+    };
+    let mut expressions: serde_json::Map<String, Value> = (0..100).map(kind).collect();
+    let mut all: Vec<Value> = (0..100).map(|n| to(&format!("n{n}"))).collect();
+    all.push(json!({ "type": "number" }));
+    expressions.insert("e".to_owned(), json!({ "anyOf": all }));
+    let field = |n: usize| {
+        let of = json!({ "anyOf": [{ "type": "string" }, { "type": "null" }] });
+        (format!("field{n}"), of)
+    };
+    let mut fields: serde_json::Map<String, Value> = (0..100).map(field).collect();
+    fields.insert("children".to_owned(), json!({ "type": "array", "items": to("t") }));
+    let tree = json!({ "t": { "type": "object", "properties": fields } });
+    let honest = [
+        json!({ "$defs": expressions, "$ref": "#/$defs/e" }),
+        json!({ "$defs": tree, "$ref": "#/$defs/t" }),
+    ];
+    let mut random = Random::new(6);
+    for schema in honest {
+        let mut matcher = world.compiler.compile(&Grammar::JsonSchema(schema)).unwrap();
+        for _ in 0..300 {
+            let tokens: Vec<u32> = matcher.mask().unwrap().tokens().collect();
+            let token = random.pick(&tokens);
+            if world.ends.contains(&token) {
+                break;
+            }
+            matcher.take(token).unwrap();
+        }
+    }
+}
+
+#[test]
 fn white_space_is_a_space_or_an_indented_line() {
     let world = World::new();
     let schema = json!({ "type": "array", "items": { "enum": [1] }, "minItems": 1 });

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::scale::Scale;
-use crate::deployment::{DeploymentError, read_text};
+use crate::deployment_error::{DeploymentError, read_text};
 
 /// The file in its checkpoint.
 pub const PROCESSOR_FILE: &str = "preprocessor_config.json";

@@ -12,6 +12,8 @@ mod named;
 mod share;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 
@@ -19,7 +21,8 @@ use crate::prefix::{Piece, PrefixHit, Prefixes};
 
 pub use line::{Standing, is_passed, next as next_in_line};
 pub use named::{Named, Put};
-pub use share::{Share, Work};
+use share::STALL_US;
+pub use share::{PromptChunk, Share, Work};
 
 /// A task's name.
 pub type TaskId = u64;
@@ -27,9 +30,6 @@ pub type TaskId = u64;
 /// Tasks of high priority that may be given a slot in a row while others wait: those are slowed, not
 /// shut out.
 const HIGHS_IN_A_ROW_MAX: u32 = 8;
-
-/// How long answers, and whoever comes, may wait for a chunk of a prompt.
-const STALL_US: u64 = 80_000;
 
 /// How much earlier chunks count for what a token takes, when there is another one: of the last few.
 const MEMORY: f64 = 0.75;
@@ -169,6 +169,15 @@ impl Task {
     }
 }
 
+/// A part of a prompt that may be read next, behind the tokens that its slot holds.
+struct Part {
+    task: TaskId,
+    slot: usize,
+    held: usize,
+    tokens: usize,
+    is_last: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Empty,
@@ -202,6 +211,8 @@ pub struct Schedule {
     share: Share,
     /// Counts arrivals and uses of slots.
     clock: u64,
+    /// Slots that came to be kept, or were of use, and were not yet compared with the others.
+    touched: Vec<usize>,
     highs_in_a_row: u32,
     /// A task was preempted, and none has ended since: whoever came would be preempted, too.
     is_tight: bool,
@@ -223,6 +234,7 @@ impl Schedule {
             prefixes: Prefixes::new(capacity.slots, capacity.block_tokens),
             share: Share::default(),
             clock: 0,
+            touched: Vec::new(),
             highs_in_a_row: 0,
             is_tight: false,
             lacking: 0,
@@ -302,35 +314,37 @@ impl Schedule {
         }
     }
 
-    /// The task is done, or nobody waits for it; what its slot holds is kept.
+    /// The task is done, or nobody waits for it; what its slot holds is kept, once of what is equal.
     pub fn end(&mut self, task: TaskId) {
         let Some(task) = self.tasks.remove(&task) else { return };
         self.is_tight = false;
         if let Some(slot) = task.slot() {
             self.slots[slot] = Use::Kept(self.tick());
+            self.touched.push(slot);
         }
     }
 
     /// What to do next, with so many blocks free.
     pub fn next(&mut self, blocks_free: usize) -> Step {
-        if let Some(slot) = self.kept_too_long() {
+        if let Some(slot) = self.kept_twice().or_else(|| self.kept_too_long()) {
             return self.forget(slot);
         }
         if let Some(step) = self.admit(blocks_free) {
             return step;
         }
-        let has = |is: fn(&State) -> bool| self.tasks.values().any(|task| is(&task.state));
-        let is_reading = has(|state| matches!(state, State::Reading { .. }));
-        let is_saying = has(|state| matches!(state, State::Saying { .. }));
-        match self.share.next(is_reading, is_saying) {
-            None => Step::Rest,
-            Some(Work::Reading) => self.read(blocks_free),
-            Some(Work::Saying) => self.say(blocks_free),
+        let mut states = self.tasks.values().map(|task| task.state);
+        let is_saying = states.any(|state| matches!(state, State::Saying { .. }));
+        let part = self.next_part();
+        let chunk = part.as_ref().map(|part| PromptChunk { ends_in_us: self.ends_in_us(part) });
+        match (self.share.next(chunk, is_saying), part) {
+            (Some(Work::Reading), Some(part)) => self.read(&part, blocks_free),
+            (Some(Work::Saying), _) => self.say(blocks_free),
+            _ => Step::Rest,
         }
     }
 
-    /// The next chunk of a prompt, or what makes room for it.
-    fn read(&mut self, blocks_free: usize) -> Step {
+    /// The part of a prompt that is read next, if one is read at all.
+    fn next_part(&self) -> Option<Part> {
         let reading = self.tasks.iter().filter_map(|(id, task)| match task.state {
             State::Reading { slot } => Some((*id, slot, task)),
             _ => None,
@@ -343,14 +357,25 @@ impl Schedule {
             })
             .collect();
         let standings: Vec<Standing> = line.iter().map(|(.., standing)| *standing).collect();
-        let Some(place) = next_in_line(&standings) else { return Step::Rest };
-        let (task, slot, held, Standing { left, .. }) = line[place];
+        let (task, slot, held, Standing { left, .. }) = line[next_in_line(&standings)?];
         let tokens = left.min(self.chunk_tokens());
+        Some(Part { task, slot, held, tokens, is_last: tokens == left })
+    }
+
+    /// How long a part will take, if its prompt ends with it and chunks were read before.
+    fn ends_in_us(&self, part: &Part) -> Option<u64> {
+        let is_known = part.is_last && self.read_tokens > 0.0;
+        is_known.then(|| (self.read_us * part.tokens as f64 / self.read_tokens) as u64)
+    }
+
+    /// The part of a prompt, or what makes room for it.
+    fn read(&mut self, part: &Part, blocks_free: usize) -> Step {
+        let Part { task, slot, held, tokens, is_last } = *part;
         let need = self.blocks(held + tokens) - self.blocks(held);
         if need.max(self.lacking) > blocks_free {
             return self.make_room();
         }
-        Step::Read { task, slot, tokens, is_last: tokens == left }
+        Step::Read { task, slot, tokens, is_last }
     }
 
     /// One step of all answers, or what makes room for it.
@@ -457,6 +482,42 @@ impl Schedule {
         taken
     }
 
+    /// A slot that is kept for nothing: all that it holds is in another one of the same owner's, too.
+    fn kept_twice(&mut self) -> Option<usize> {
+        while let Some(slot) = self.touched.last().copied() {
+            let spare = self.spare(slot);
+            if spare.is_some() {
+                return spare;
+            }
+            self.touched.pop();
+        }
+        None
+    }
+
+    /// Of a slot that was of use just now and the others that are kept, one that another one makes needless.
+    fn spare(&self, slot: usize) -> Option<usize> {
+        if !matches!(self.slots[slot], Use::Kept(_)) {
+            return None;
+        }
+        let mut others = self.kept_of(self.owners[slot].id).map(|(other, _)| other);
+        others.find_map(|other| {
+            let pairs = [(other, slot), (slot, other)];
+            pairs.into_iter().find(|(one, by)| self.is_needless(*one, *by)).map(|(one, _)| one)
+        })
+    }
+
+    /// Whether a kept slot is of no use beside another one of the same owner's, which holds all that it holds: if it has no
+    /// name, or the other one has the same and was of use later, so that the name means that one.
+    fn is_needless(&self, slot: usize, by: usize) -> bool {
+        let (Use::Kept(since), Use::Kept(later)) = (self.slots[slot], self.slots[by]) else {
+            return false;
+        };
+        let (own, other) = (self.owners[slot], self.owners[by]);
+        let is_of_name = own.name.is_none() || own.name == other.name && since < later;
+        let (part, whole) = (self.prefixes.held(slot), self.prefixes.held(by));
+        slot != by && own.id == other.id && is_of_name && whole.starts_with(part)
+    }
+
     /// The oldest slot kept for an owner for whom more is kept than may be.
     fn kept_too_long(&self) -> Option<usize> {
         let kept = |(slot, r#use): (usize, &Use)| match r#use {
@@ -526,6 +587,7 @@ impl Schedule {
             && let Use::Kept(used) = &mut self.slots[source]
         {
             *used = now;
+            self.touched.push(source);
         }
         self.slots[slot] = Use::Taken;
         let others_wait = self

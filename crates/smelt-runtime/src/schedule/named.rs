@@ -112,6 +112,7 @@ impl Schedule {
         self.prefixes.append(slot, pieces);
         self.owners[slot] = owner;
         self.slots[slot] = Use::Kept(self.tick());
+        self.touched.push(slot);
         self.prefixes.mark(slot)
     }
 
@@ -121,7 +122,7 @@ impl Schedule {
     }
 
     /// Slots that are kept for an owner, and since when.
-    fn kept_of(&self, owner: u64) -> impl Iterator<Item = (usize, u64)> {
+    pub(super) fn kept_of(&self, owner: u64) -> impl Iterator<Item = (usize, u64)> {
         let all = self.slots.iter().zip(&self.owners).enumerate();
         all.filter_map(move |(slot, (r#use, of))| match r#use {
             Use::Kept(since) if of.id == owner => Some((slot, *since)),

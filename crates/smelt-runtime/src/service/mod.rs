@@ -127,9 +127,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Most of `seats` that the client's requests may take: a quarter is left to others.
-    fn seats_max(&self, seats: usize) -> usize {
-        if self.id == 0 { seats } else { (seats - seats / 4).max(1) }
+    /// Most of so many permits that the client's requests may take: a quarter is left to others.
+    fn permits_max(&self, permits: usize) -> usize {
+        if self.id == 0 { permits } else { (permits - permits / 4).max(1) }
     }
 
     /// The prompt as others of the same client see it, and strangers do not.
@@ -510,7 +510,7 @@ impl Service {
         options: &Options,
     ) -> Result<Permit, Refused> {
         let shared = &self.0.shared;
-        let seats = options.queue_max + options.running_max;
+        let permits = options.queue_max + options.running_max;
         let live = shared.gate.enter();
         let of_client = {
             let mut clients = shared.clients();
@@ -522,7 +522,7 @@ impl Service {
         let waiting = shared.pixel_bytes.load(Ordering::Acquire);
         // Alone, a picture of any size that was prepared may come in.
         let is_full = waiting > 0 && waiting + pixel_bytes > options.pixel_bytes_max;
-        if live < seats && of_client <= client.seats_max(seats) && !is_full {
+        if live < permits && of_client <= client.permits_max(permits) && !is_full {
             return Ok(permit);
         }
         let mut stats = shared.stats();

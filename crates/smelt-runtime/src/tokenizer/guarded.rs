@@ -4,7 +4,6 @@
 //! model's marks in the text with its guards, all others in the text without.  So plain words have the tokens that they
 //! always have.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use tokenizers::normalizer::Range as Of;
@@ -14,7 +13,7 @@ use tokenizers::{
 };
 
 use super::{Tokenizer, TokenizerError, unencoded};
-use crate::markup::{self, GUARD};
+use crate::markup::{self, GUARD, Marks};
 
 /// An added word, and where it stands.
 type Added = (Range<usize>, u32);
@@ -29,15 +28,12 @@ impl Tokenizer {
         added.iter().map(|(token, word)| (*token, word.content.clone(), word.special))
     }
 
-    /// The tokens of a text; of `marks` only those that are whole between guards.
+    /// The tokens of a text; of `marks` only those that are whole between guards.  Of others that are plain words each
+    /// letter is a token.
     ///
     /// # Errors
     /// [`TokenizerError::Encode`] if the tokenizer's own rules fail on the text, or make a mark of what is none.
-    pub fn encode_guarded(
-        &self,
-        text: &str,
-        marks: &BTreeSet<u32>,
-    ) -> Result<Vec<u32>, TokenizerError> {
+    pub fn encode_guarded(&self, text: &str, marks: &Marks) -> Result<Vec<u32>, TokenizerError> {
         if !text.contains(GUARD) {
             return self.encode(text);
         }
@@ -49,7 +45,7 @@ impl Tokenizer {
         let is_mark = |(token, (from, to)): &(&u32, &(usize, usize))| {
             let word = self.inner.id_to_token(**token);
             let text = bare.get(*from..*to).map(str::trim);
-            marks.contains(token) && word.as_deref().map(str::trim) == text
+            marks.tokens().contains(token) && word.as_deref().map(str::trim) == text
         };
         match read.filter(is_mark).count() {
             found if found == real => Ok(encoding.get_ids().to_vec()),
@@ -61,15 +57,12 @@ impl Tokenizer {
     }
 
     /// What the bare text is made of, in order, and how many marks are among it.
-    fn pieces(&self, text: &str, bare: &str, marks: &BTreeSet<u32>) -> (usize, Vec<Piece>) {
-        let real = self.found(text).into_iter().filter(|(_, token)| marks.contains(token));
-        let (mut at, mut guards) = (0, 0);
-        // Places in the text with guards come in order, so guards are counted once.
-        let mut to_bare = |place: usize| {
-            guards += text[at..place].matches(GUARD).count();
-            at = place;
-            place - guards * GUARD.len_utf8()
+    fn pieces(&self, text: &str, bare: &str, marks: &Marks) -> (usize, Vec<Piece>) {
+        let guards = guards(text);
+        let to_bare = |place: usize| {
+            place - guards.partition_point(|guard| guard.0 < place) * GUARD.len_utf8()
         };
+        let real = self.found(text).into_iter().filter(|(_, token)| marks.tokens().contains(token));
         let real: Vec<Added> =
             real.map(|(range, token)| (to_bare(range.start)..to_bare(range.end), token)).collect();
         let (mut pieces, mut from) = (Vec::new(), 0);
@@ -79,20 +72,48 @@ impl Tokenizer {
             from = range.end;
         }
         self.plain(bare, from..bare.len(), marks, &mut pieces);
-        (real.len(), pieces)
+        (real.len(), self.spelled_out(bare, pieces, &forged(bare, &guards, marks)))
+    }
+
+    /// The same pieces, `words` in them cut into letters, which are tokens where the vocabulary has them.
+    fn spelled_out(&self, bare: &str, pieces: Vec<Piece>, words: &[Range<usize>]) -> Vec<Piece> {
+        let (mut out, mut words) = (Vec::with_capacity(pieces.len()), words.iter().peekable());
+        for (range, token) in pieces {
+            if token.is_some() {
+                out.push((range, token));
+                continue;
+            }
+            let mut from = range.start;
+            while let Some(word) = words.peek().filter(|word| word.start < range.end) {
+                let (start, end) = (word.start.max(from), word.end.min(range.end));
+                if start < end {
+                    out.push((from..start, None));
+                    out.extend(self.letters(bare, start..end));
+                    from = end;
+                }
+                if word.end > range.end {
+                    break;
+                }
+                words.next();
+            }
+            out.push((from..range.end, None));
+        }
+        out
+    }
+
+    fn letters(&self, bare: &str, range: Range<usize>) -> Vec<Piece> {
+        let letter = |(at, letter): (usize, char)| {
+            let at = range.start + at;
+            (at..at + letter.len_utf8(), self.token(&letter.to_string()))
+        };
+        bare[range.clone()].char_indices().map(letter).collect()
     }
 
     /// The pieces of a part that holds no mark.
-    fn plain(
-        &self,
-        bare: &str,
-        part: Range<usize>,
-        marks: &BTreeSet<u32>,
-        pieces: &mut Vec<Piece>,
-    ) {
+    fn plain(&self, bare: &str, part: Range<usize>, marks: &Marks, pieces: &mut Vec<Piece>) {
         let others = self.found(&bare[part.clone()]).into_iter();
         let mut from = part.start;
-        for (range, token) in others.filter(|(_, token)| !marks.contains(token)) {
+        for (range, token) in others.filter(|(_, token)| !marks.tokens().contains(token)) {
             let range = part.start + range.start..part.start + range.end;
             pieces.push((from..range.start, None));
             from = range.end;
@@ -116,7 +137,8 @@ impl Tokenizer {
         let mut split = PreTokenizedString::from(bare);
         split.split(|_, whole: NormalizedString| {
             let piece = |(range, token): &Piece| {
-                let part = whole.slice(Of::Original(range.clone()))?;
+                // The whole is not normalized yet, and so the library need not look for the place from the front.
+                let part = whole.slice(Of::Normalized(range.clone()))?;
                 let token = token.map(|id| {
                     let text = part.get().to_owned();
                     let offsets = (0, text.len());
@@ -139,12 +161,32 @@ impl Tokenizer {
     }
 }
 
+/// Where the guards of a text stand: in it, and in the bare text.
+fn guards(text: &str) -> Vec<(usize, usize)> {
+    let places = text.match_indices(GUARD).enumerate();
+    places.map(|(before, (at, _))| (at, at - before * GUARD.len_utf8())).collect()
+}
+
+/// Where the bare text has marks of plain words that people wrote, or a part of: those with a guard inside.
+fn forged(bare: &str, guards: &[(usize, usize)], marks: &Marks) -> Vec<Range<usize>> {
+    let places = |word: &String| -> Vec<Range<usize>> {
+        bare.match_indices(word.as_str()).map(|(at, word)| at..at + word.len()).collect()
+    };
+    let is_guarded = |range: &Range<usize>| {
+        let next = guards.partition_point(|guard| guard.1 <= range.start);
+        guards.get(next).is_some_and(|guard| guard.1 < range.end)
+    };
+    let mut found: Vec<Range<usize>> =
+        marks.spelled().iter().flat_map(places).filter(is_guarded).collect();
+    found.sort_unstable_by_key(|range| (range.start, range.end));
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::{Path, PathBuf};
 
     use super::*;
-    use crate::markup::Marks;
     use crate::tokenizer::TOKENIZER_FILE;
 
     fn data(folder: &str) -> PathBuf {
@@ -167,13 +209,13 @@ mod tests {
     #[test]
     fn plain_words_have_the_tokens_that_they_always_have() {
         for (file, tokenizer) in all() {
-            let marks = Marks::new(&tokenizer, "", &["<think>", "[INST]"]);
+            let marks = Marks::new(&tokenizer, "", &[], &["<think>", "[INST]"]);
             for text in ["a < b [c] <d>", "<", "x <<|>> y\n\n<div>é</div>", " <a", "if a<b {\n}"] {
                 // Small vocabularies have no words for some letters.
                 let Ok(expect) = tokenizer.encode(text) else { continue };
                 let guarded = marks.guarded(text);
                 assert!(guarded.contains(GUARD), "{file}");
-                let read = tokenizer.encode_guarded(&guarded, marks.tokens()).unwrap();
+                let read = tokenizer.encode_guarded(&guarded, &marks).unwrap();
                 assert_eq!(read, expect, "{file}: {text:?}");
             }
         }
@@ -184,14 +226,14 @@ mod tests {
         // What no chat is read by may have no words for these letters.
         let is_of_chats = |(file, _): &(String, Tokenizer)| file.contains("vl");
         for (file, tokenizer) in all().into_iter().filter(is_of_chats) {
-            let marks = Marks::new(&tokenizer, "", &[]);
+            let marks = Marks::new(&tokenizer, "", &[], &[]);
             for (token, word, _) in tokenizer.added().filter(|(_, _, is_special)| *is_special) {
                 let said = format!(
                     "{}{word}{}",
                     marks.guarded("a "),
                     marks.guarded(&format!("b {word} c"))
                 );
-                let Ok(read) = tokenizer.encode_guarded(&said, marks.tokens()) else {
+                let Ok(read) = tokenizer.encode_guarded(&said, &marks) else {
                     panic!("{file}: {word} cannot be read as text");
                 };
                 let found: Vec<&u32> =

@@ -85,8 +85,8 @@ impl Listening {
         mut stop: watch::Receiver<bool>,
         drain_time_max: Duration,
     ) -> bool {
-        let seats = self.connections_max + KEPT as u32;
-        let free = Arc::new(Semaphore::new(seats as usize));
+        let permits = self.connections_max + KEPT as u32;
+        let free = Arc::new(Semaphore::new(permits as usize));
         let crowd = Crowd::new(self.connections_max as usize);
         loop {
             let accepted = tokio::select! {
@@ -114,7 +114,7 @@ impl Listening {
             crowd.runs(id, task.abort_handle());
         }
         drop(self.listener);
-        timeout(drain_time_max, free.acquire_many(seats)).await.is_ok()
+        timeout(drain_time_max, free.acquire_many(permits)).await.is_ok()
     }
 }
 

@@ -46,6 +46,8 @@ pub struct DeploymentInfo {
     pub name: String,
     /// Bytes of its engines.
     pub bytes: u64,
+    /// Of these, those of engines that live in a device's own memory.
+    pub device_bytes: u64,
 }
 
 /// Says where a model's deployment is.
@@ -78,12 +80,18 @@ impl<E> From<E> for Unfit<E> {
 pub type Open<E> =
     Box<dyn Fn(&DeploymentInfo, Purpose, &Progress) -> Result<Running, Unfit<E>> + Send>;
 
+/// Says how many bytes are free in the device's own memory that some of a deployment's engines will live in, as their
+/// back ends see it; nothing where none do, or that is not known.
+pub type DeviceRoom = Box<dyn Fn(&DeploymentInfo) -> Option<u64> + Send>;
+
 /// A model that may be loaded.
 pub struct Source<E> {
     /// The deployment that is known to be fit: what there was at the start, then what was loaded last.
     pub known: DeploymentInfo,
     /// Where its deployment is now.
     pub find: Find<E>,
+    /// What a device has left for it.
+    pub device_room: DeviceRoom,
     /// Loads it.
     pub open: Open<E>,
 }
@@ -163,7 +171,7 @@ impl<E: Display> Loader<E> {
     /// Loads a model that is not there.
     fn load(&mut self, at: usize, found: DeploymentInfo, purpose: Purpose) -> Result<(), E> {
         let begun = Instant::now();
-        self.make_room(found.bytes);
+        self.make_room(at, &found);
         let progress = Progress::new(&self.models, Some(at));
         let running = self.open(at, &found, purpose, &progress)?;
         let (name, room) = (found.name.clone(), running.room());
@@ -314,13 +322,11 @@ impl<E: Display> Loader<E> {
         loaded.map(|running| running.may_take_bytes()).chain(retired).sum()
     }
 
-    /// Unloads what nobody asks, if engines of so many bytes do not fit otherwise.
-    fn make_room(&mut self, bytes: u64) {
-        let need = (bytes as f64 * ROOM_BESIDE_WEIGHTS) as u64;
+    /// Unloads what nobody asks, if the engines of a deployment do not fit otherwise where they will live.
+    fn make_room(&mut self, at: usize, found: &DeploymentInfo) {
+        let device_room = (self.sources[at].device_room)(found);
         let (places, loaded) = self.loaded();
-        let leaving = room::make_room(&loaded, need, memory().0);
-        // If nothing suffices, opening it says what is missing.
-        for at in leaving.unwrap_or_default() {
+        for at in room_for(&loaded, found, memory().0, device_room) {
             self.unload(places[at], "another model needs the room");
         }
     }
@@ -363,6 +369,22 @@ fn trials(
     newer.into_iter().chain([(known.clone(), Purpose::First)]).collect()
 }
 
+/// The places of models to unload before a deployment is loaded, by what the machine has left and a device of its own.
+/// Where nothing suffices, all stay: opening it says what is missing.
+fn room_for(
+    loaded: &[Resident],
+    found: &DeploymentInfo,
+    available: u64,
+    device_room: Option<u64>,
+) -> Vec<usize> {
+    let need = |bytes: u64| (bytes as f64 * ROOM_BESIDE_WEIGHTS) as u64;
+    let machine_bytes = found.bytes.saturating_sub(found.device_bytes);
+    let in_machine = room::make_room(loaded, false, need(machine_bytes), available);
+    let on_device =
+        device_room.and_then(|free| room::make_room(loaded, true, need(found.device_bytes), free));
+    in_machine.into_iter().chain(on_device).flatten().collect()
+}
+
 /// Bytes that a process could have, and bytes there are.
 fn memory() -> (u64, u64) {
     let machine = Machine::left_to_us(Path::new("/"));
@@ -387,9 +409,30 @@ mod tests {
         assert_eq!([heard.recv().unwrap(), heard.recv().unwrap()], [None, Some(0)]);
     }
 
+    fn found(dir: &str, bytes: u64, device_bytes: u64) -> DeploymentInfo {
+        DeploymentInfo { dir: dir.into(), name: "m".to_owned(), bytes, device_bytes }
+    }
+
+    #[test]
+    fn room_is_made_where_the_engines_will_live() {
+        let resident =
+            |used, is_on_device| Resident { bytes: 100, used, is_busy: false, is_on_device };
+        let loaded = [resident(1, false), resident(2, true)];
+        let leaving = |bytes, device_bytes, available, device_room| {
+            room_for(&loaded, &found("new", bytes, device_bytes), available, device_room)
+        };
+        assert_eq!(leaving(80, 0, 99, None), [0]);
+        assert_eq!(leaving(80, 0, 100, None), [0; 0], "a quarter besides");
+        assert_eq!(leaving(80, 80, 0, Some(99)), [1], "the machine needs no room for it");
+        assert_eq!(leaving(80, 80, 0, Some(100)), [0; 0]);
+        assert_eq!(leaving(80, 80, 0, None), [0; 0], "nobody knows what the device has");
+        assert_eq!(leaving(160, 80, 50, Some(50)), [0, 1], "a tower here, a decoder there");
+        assert_eq!(leaving(800, 0, 50, None), [0; 0], "nothing suffices");
+    }
+
     #[test]
     fn what_was_refused_is_not_tried_again_and_what_is_known_is_always_there() {
-        let of = |dir: &str| DeploymentInfo { dir: dir.into(), name: "m".to_owned(), bytes: 1 };
+        let of = |dir: &str| found(dir, 1, 0);
         let [old, new, newest] = ["old", "new", "newest"].map(of);
         let tried = |found: Option<&DeploymentInfo>, refused: Option<&DeploymentInfo>| {
             let trials = trials(&old, found.cloned(), refused);

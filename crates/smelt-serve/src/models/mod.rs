@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use crate::error::ApiError;
 pub(crate) use loader::Loader;
-pub use loader::{DeploymentInfo, Find, Growth, Open, Purpose, Source, Unfit};
+pub use loader::{DeploymentInfo, DeviceRoom, Find, Growth, Open, Purpose, Source, Unfit};
 pub use running::Running;
 
 /// When to come again while a model is loaded: a second or two each gigabyte.

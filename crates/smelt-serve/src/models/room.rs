@@ -18,11 +18,17 @@ pub(super) struct Resident {
 /// What stays free for the rest of the machine, as a part of its memory.
 const FREE_PART_MIN: f64 = 0.05;
 
-/// The places of models to unload so that `need` bytes more than are `available` come free: of those
-/// that answer nobody, the ones that were asked longest ago.  Nothing if that does not suffice.
-pub(super) fn make_room(loaded: &[Resident], need: u64, available: u64) -> Option<Vec<usize>> {
+/// The places of models to unload so that `need` bytes more than are `available` come free, in the machine's memory or
+/// in a device's own: of those there that answer nobody, the ones that were asked longest ago.  Nothing if that does not
+/// suffice.
+pub(super) fn make_room(
+    loaded: &[Resident],
+    is_on_device: bool,
+    need: u64,
+    available: u64,
+) -> Option<Vec<usize>> {
     let (mut free, mut leaving) = (available, Vec::new());
-    for at in idle(loaded).into_iter().filter(|at| !loaded[*at].is_on_device) {
+    for at in idle(loaded).into_iter().filter(|at| loaded[*at].is_on_device == is_on_device) {
         if free >= need {
             break;
         }
@@ -73,7 +79,7 @@ mod tests {
 
     #[track_caller]
     fn check(models: &[(u64, u64, bool)], need: u64, available: u64, expect: Option<&[usize]>) {
-        let found = make_room(&loaded(models), need, available);
+        let found = make_room(&loaded(models), false, need, available);
         assert_eq!(found.as_deref(), expect);
     }
 
@@ -99,8 +105,11 @@ mod tests {
     fn what_lives_on_a_device_makes_no_room_in_the_machine() {
         let mut models = loaded(&[(3, 9, false), (3, 7, false), (3, 8, false)]);
         models[1].is_on_device = true;
-        assert_eq!(make_room(&models, 7, 4), Some(vec![2]));
-        assert_eq!(make_room(&models, 11, 4), None);
+        assert_eq!(make_room(&models, false, 7, 4), Some(vec![2]));
+        assert_eq!(make_room(&models, false, 11, 4), None);
+        assert_eq!(make_room(&models, true, 7, 4), Some(vec![1]));
+        assert_eq!(make_room(&models, true, 8, 4), None);
+        assert_eq!(make_room(&models, true, 4, 4), Some(vec![]), "there is room");
         assert_eq!(relieve(&models, 0, 1000), Some(2));
         assert_eq!(make_way(&models, None), Some(1), "another one may lack the device's memory");
     }

@@ -185,6 +185,14 @@ fn a_log_is_limited() {
     let refused = log.append(&"x".repeat(50), &mut |_, _| {});
     assert!(matches!(refused, Err(LogError::Full { bytes_max: 100, .. })));
     append(&mut log, "x");
+    // A record takes 20 bytes besides its text: two of these fill the log to its last byte.
+    let disk = SimDisk::new();
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let mut log = Log::open(shared, LOG.into(), "/aside".into(), 100).unwrap();
+    append(&mut log, &"x".repeat(50));
+    assert!(log.append(&"x".repeat(11), &mut |_, _| {}).is_err());
+    append(&mut log, &"x".repeat(10));
+    assert_eq!((log.bytes(), log.records()), (100, 2));
 }
 
 #[test]

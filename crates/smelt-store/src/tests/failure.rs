@@ -3,10 +3,21 @@
 //! After the failure the run may be repeated on the same disk, or power may be lost; neither may
 //! cost anything promised.
 
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::libc::{EACCES, ECANCELED, EIO, ENOSPC};
+
 use super::script::{
     Excuses, Promises, audit, disk_with_model, is_look_at_sealed, key, open, play,
 };
+use crate::digester::DigestError;
 use crate::disk::sim::{Failure, Left, SimDisk, Trouble};
+use crate::disk::{DiskError, fault};
+use crate::log::LogError;
+use crate::seal::SealError;
+use crate::store::StoreError;
+use crate::walk::WalkError;
 
 fn operations_of(disk: &SimDisk) -> u64 {
     let disk = disk.copy();
@@ -137,4 +148,40 @@ fn a_run_after_a_failure_keeps_its_word_through_a_power_cut() {
             assert!(wrong.is_empty(), "{left:?} after EIO at {point} ({met}): {wrong:?}");
         }
     }
+}
+
+/// Whether an error says that the disk is full, that it fails, and that somebody stopped it.
+fn kinds(error: &SealError) -> [bool; 3] {
+    [error.is_disk_full(), error.is_disk_failing(), error.is_stopped()]
+}
+
+#[test]
+fn what_the_system_answered_is_told_through_every_layer() {
+    let disk = |raw| fault("write", Path::new("/f"))(io::Error::from_raw_os_error(raw));
+    let layers: [fn(DiskError) -> SealError; 5] = [
+        SealError::Disk,
+        |error| WalkError::Disk(error).into(),
+        |error| DigestError::Disk(error).into(),
+        |error| StoreError::Disk(error).into(),
+        |error| StoreError::Log(LogError::Disk(error)).into(),
+    ];
+    for (at, layer) in layers.into_iter().enumerate() {
+        assert_eq!(kinds(&layer(disk(ENOSPC))), [true, false, false], "{at}");
+        assert_eq!(kinds(&layer(disk(EIO))), [false, true, false], "{at}");
+        assert_eq!(kinds(&layer(disk(EACCES))), [false; 3], "{at}");
+    }
+    // Nothing is stopped while it lists files or writes a record.
+    for layer in [layers[0], layers[2], layers[3]] {
+        assert_eq!(kinds(&layer(disk(ECANCELED))), [false, false, true]);
+    }
+    let path = || PathBuf::from("/log");
+    assert_eq!(
+        kinds(&StoreError::Log(LogError::Broken { path: path() }).into()),
+        [false, true, false]
+    );
+    let large = LogError::RecordTooLarge { path: path(), bytes: 1 };
+    assert_eq!(kinds(&StoreError::Log(large).into()), [false; 3]);
+    assert_eq!(kinds(&SealError::Empty { path: path() }), [false; 3]);
+    let read_only = StoreError::ReadOnly { doing: "seal", path: path() };
+    assert_eq!(kinds(&read_only.into()), [false; 3]);
 }

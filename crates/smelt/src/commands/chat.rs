@@ -28,9 +28,9 @@ use super::{open, target};
 use crate::claim;
 use crate::console::{answer, tell, tell_all};
 use crate::exit::{Exit, Failed};
+use crate::film;
 use crate::flags::{ChatFlags, FrameFlags, SamplingFlags};
 use crate::speeds;
-use crate::stage;
 use crate::table;
 
 pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
@@ -48,7 +48,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let kv = KvOptions { kind: flags.kv, max_seq_len, max_slots: Some(1), ..KvOptions::default() };
     let open = || -> Result<Deployment, Failed> {
         let deployment = open::deployment(&dir, kv, &|doing| tell_all(doing))?;
-        let image_options = flags.eyes.image_options();
+        let image_options = flags.image_options.wanted();
         let deployment = deployment
             .with_image_options(&image_options)
             .map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
@@ -123,7 +123,7 @@ pub(super) fn pictures(paths: &[PathBuf]) -> Result<Vec<MediaItem>, Failed> {
 
 /// What is shown of a film.
 fn film(path: &Path, text: &Text, frames: FrameFlags) -> Result<MediaItem, String> {
-    films::open(path, text, frames.wanted(), stage::film::COMMAND.map(OsString::from).into())
+    films::open(path, text, frames.wanted(), film::COMMAND.map(OsString::from).into())
 }
 
 /// Seeds that are drawn from the clock: short enough to be typed again.

@@ -5,20 +5,20 @@ use std::path::Path;
 
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
-use smelt_model::export::{self, ExportError, LlmInput, probe};
-use smelt_model::grid::Grid;
+use smelt_model::export::LlmInput;
 use smelt_model::model::ModelPart;
 
 use crate::atomic_dir::AtomicDir;
 use crate::console::tell;
 use crate::exit::{Exit, Failed};
+use crate::export_options::ExportOptions;
 use crate::flags::{self, ExportFlags, FloatType, TokenInput};
 use crate::open_checkpoint;
 use crate::table::bytes;
 use crate::telling::Telling;
 
 pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
-    let options = ExportOptions::of(flags);
+    let options = options(flags);
     let one = match flags.part {
         flags::ExportPart::Vision => Some(ModelPart::Vision),
         flags::ExportPart::Llm => Some(ModelPart::Llm),
@@ -41,6 +41,19 @@ pub(crate) fn run(flags: &ExportFlags) -> Result<Exit, Failed> {
     out.finish()?;
     tell(format_args!("wrote {}: {}", flags.out.display(), written(&flags.out)));
     Ok(Exit::Ok)
+}
+
+fn options(flags: &ExportFlags) -> ExportOptions {
+    let dtype = match flags.dtype {
+        FloatType::F32 => Dtype::F32,
+        FloatType::F16 => Dtype::F16,
+        FloatType::Bf16 => Dtype::BF16,
+    };
+    let input = flags.input.map(|input| match input {
+        TokenInput::Ids => LlmInput::Ids,
+        TokenInput::Embeds => LlmInput::Embeds,
+    });
+    ExportOptions { dtype, input, probe: flags.probe, grids: flags.grids.clone() }
 }
 
 /// What was made, in words: how many files and bytes.
@@ -82,64 +95,3 @@ const PARTS: [(ModelPart, &str); 4] = [
     (ModelPart::Encoder, "encoder"),
     (ModelPart::Classifier, "classifier"),
 ];
-
-/// How parts are exported; the stage of a pipeline has the same options.
-#[derive(Debug, Clone)]
-pub(crate) struct ExportOptions {
-    pub(crate) dtype: Dtype,
-    /// The usual one of the model if none is asked for.
-    pub(crate) input: Option<LlmInput>,
-    pub(crate) probe: bool,
-    /// Sizes of pictures, of a tower that takes any; the usual ones if empty.
-    pub(crate) grids: Vec<Grid>,
-}
-
-impl ExportOptions {
-    fn of(flags: &ExportFlags) -> Self {
-        let dtype = match flags.dtype {
-            FloatType::F32 => Dtype::F32,
-            FloatType::F16 => Dtype::F16,
-            FloatType::Bf16 => Dtype::BF16,
-        };
-        let input = flags.input.map(|input| match input {
-            TokenInput::Ids => LlmInput::Ids,
-            TokenInput::Embeds => LlmInput::Embeds,
-        });
-        Self { dtype, input, probe: flags.probe, grids: flags.grids.clone() }
-    }
-
-    /// Refuses what none of `parts` takes.
-    pub(crate) fn check(&self, parts: &[ModelPart]) -> Result<(), Failed> {
-        if self.input.is_some() && !parts.contains(&ModelPart::Llm) {
-            return Err(Failed::usage(
-                "an input, ids or embeds, is for part llm: it says how tokens enter a decoder",
-            ));
-        }
-        if !self.grids.is_empty() && !parts.contains(&ModelPart::Vision) {
-            return Err(Failed::usage("grids are for the vision tower"));
-        }
-        Ok(())
-    }
-
-    /// Exports `part` to `dir`, after the probe if one is asked for.
-    pub(crate) fn fill(
-        &self,
-        checkpoint: &Checkpoint,
-        part: ModelPart,
-        dir: &Path,
-        say: &mut dyn FnMut(&str),
-    ) -> Result<(), ExportError> {
-        if self.probe {
-            probe::record(checkpoint, part, self.dtype, dir, say)?;
-        }
-        match part {
-            ModelPart::Vision => export::vision_on(checkpoint, &self.grids, self.dtype, dir, say),
-            ModelPart::Encoder => export::encoder(checkpoint, self.dtype, dir, say),
-            ModelPart::Classifier => export::classifier(checkpoint, self.dtype, dir, say),
-            ModelPart::Llm | ModelPart::Head => {
-                let input = self.input.unwrap_or_else(|| LlmInput::usual(checkpoint.model()));
-                export::llm(checkpoint, self.dtype, input, dir, say)
-            }
-        }
-    }
-}

@@ -1,33 +1,48 @@
 //! The commands a person types: each reads its inputs, calls a library, prints the answer.
 
+#[cfg(any(test, not(feature = "build")))]
+pub(crate) mod absent;
 pub(crate) mod bench;
 mod bench_serve;
-pub(crate) mod build;
+#[cfg(feature = "build")]
+mod build;
+#[cfg(feature = "build")]
+pub(crate) mod building;
 pub(crate) mod cache;
-pub(crate) mod calibrate;
+#[cfg(feature = "build")]
+mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod demo;
 pub(crate) mod describe;
 pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod explain;
-pub(crate) mod export;
-pub(crate) mod fit;
+#[cfg(feature = "build")]
+mod export;
+#[cfg(feature = "build")]
+mod fit;
 pub(crate) mod graph;
-pub(crate) mod init;
+#[cfg(feature = "build")]
+mod init;
 pub(crate) mod ls;
 pub(crate) mod next;
-pub(crate) mod onnx;
+#[cfg(feature = "build")]
+mod onnx;
 pub(crate) mod out;
-pub(crate) mod plan;
-pub(crate) mod quantize;
+#[cfg(feature = "build")]
+mod plan;
+#[cfg(feature = "build")]
+mod quantize;
 pub(crate) mod report;
 pub(crate) mod rerank;
-pub(crate) mod resume;
+#[cfg(feature = "build")]
+mod resume;
 pub(crate) mod rm;
-pub(crate) mod run;
+#[cfg(feature = "build")]
+mod run;
 pub(crate) mod runs;
 pub(crate) mod serve;
+pub(crate) mod stage;
 pub(crate) mod watch;
 
 mod open;

@@ -7,7 +7,6 @@ use smelt_plan::kind::STRICT;
 use smelt_plan::plan::{HubPin, Stage};
 use smelt_plan::{Plan, StageId};
 
-use super::explain::Story;
 use crate::checkpoints::Checkpoints;
 use crate::console::answer;
 use crate::exit::{Exit, Failed};
@@ -16,6 +15,7 @@ use crate::last_run::{LastRun, Took};
 use crate::load::{self, Access, Standing};
 use crate::resource_needs::{Fits, ResourceNeeds};
 use crate::stage::exposed;
+use crate::story::Story;
 use crate::table::{Table, bytes, seconds};
 use crate::{price, refusals, sees, tools};
 

@@ -1,7 +1,7 @@
 //! `smelt quantize`: a checkpoint's decoder in other weight types, without a pipeline.
 
-use smelt_model::packed::write::Format;
 use smelt_model::quantize::{Method, Options, Report};
+use smelt_model::repacked::Format;
 
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::{self, QuantFormat};

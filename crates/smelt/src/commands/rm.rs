@@ -6,11 +6,11 @@ use smelt_exec::clear_dead_runs;
 use smelt_plan::Digest;
 use smelt_store::{Inventory, OutputItem, Store, Wait};
 
-use super::run::left_behind;
 use crate::built::{self, Built};
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::RmFlags;
+use crate::leftovers::left_behind;
 use crate::load;
 use crate::table::bytes;
 

@@ -7,30 +7,29 @@ use std::time::SystemTime;
 
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use smelt_exec::recorded::Death;
 use smelt_exec::{
     Confinement, Progress, RunReport, RunStatus, Runner, StageReport, StageStatus, Task,
-    clear_dead_runs, clear_dead_swap,
 };
 use smelt_plan::kind::WRITES;
 use smelt_plan::plan::Stage;
 use smelt_plan::schedule::Wishes;
 use smelt_plan::{Plan, StageId, WarmUp};
-use smelt_store::{Run, Store, StoreError, Wait};
+use smelt_store::{StoreError, Wait};
 
 use crate::checkpoints::Checkpoints;
-use crate::commands::explain::Story;
 use crate::console::{answer, fail, tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
 use crate::forecast::{self, Alike};
 use crate::ladder;
 use crate::last_run::{self, LastRun};
+use crate::leftovers::{clear_dead, finish};
 use crate::load::{self, Access, Loaded};
 use crate::memo::Memo;
 use crate::progress::Display;
 use crate::reboot;
 use crate::stage::{self, exposed};
+use crate::story::Story;
 use crate::towers::Towers;
 use crate::unfinished::{Left, RunArguments};
 use crate::user_signatures;
@@ -200,18 +199,6 @@ fn not_begun(plan: &Plan, wishes: &Wishes, error: &StoreError) -> RunReport {
     }
 }
 
-/// Ends what dead runs have left, and says what became of them.
-pub(crate) fn clear_dead(store: &Store) -> Result<(), Failed> {
-    let closed = clear_dead_runs(store, &mut left_behind)?;
-    for run in closed.iter().filter(|run| run.death == Death::BoardReset) {
-        tell(format_args!("smelt: {run}"));
-    }
-    for line in clear_dead_swap(store) {
-        tell(format_args!("smelt: {line}"));
-    }
-    Ok(())
-}
-
 fn answer_report(flags: &RunFlags, report: &RunReport) -> Result<Exit, Failed> {
     if flags.json {
         let text = serde_json::to_string(report).expect("a report holds only plain data");
@@ -220,13 +207,6 @@ fn answer_report(flags: &RunFlags, report: &RunReport) -> Result<Exit, Failed> {
         answer(table::summary(report))?;
     }
     Ok(tell_end(flags, report))
-}
-
-/// Ends the run in order.
-pub(crate) fn finish(run: Run) {
-    if let Err(error) = run.finish() {
-        left_behind(&error);
-    }
 }
 
 /// Set by SIGINT and SIGTERM from the first moment on, so that hashing gigabytes can be stopped.
@@ -238,13 +218,6 @@ fn stop_flag() -> Result<Arc<AtomicBool>, Failed> {
         })?;
     }
     Ok(stop)
-}
-
-/// A working directory that cannot be removed is in nobody's way.
-pub(crate) fn left_behind(error: &StoreError) {
-    tell(format_args!(
-        "smelt: a working directory is left behind: {error}; remove it as its owner"
-    ));
 }
 
 fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {

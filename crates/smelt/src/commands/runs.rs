@@ -1,18 +1,18 @@
 //! `smelt runs`: lists the runs that the store remembers, newest first.
 
 use serde_json::{Value, json};
+use smelt_exec::RunReport;
 use smelt_exec::lending::{Lent, Party, lent};
 use smelt_exec::served::{self, Server};
-use smelt_exec::{RunReport, StageStatus};
 use smelt_store::{RunId, Store, Wait};
 
-use crate::commands::run::clear_dead;
 use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::{ForgetFlags, RunsCommand, RunsFlags};
 use crate::history::History;
+use crate::leftovers::clear_dead;
 use crate::load;
-use crate::table::{Table, bytes, seconds};
+use crate::table::{Table, bytes, counts, seconds};
 
 pub(crate) fn run(flags: &RunsFlags) -> Result<Exit, Failed> {
     if let Some(RunsCommand::Forget(flags)) = &flags.command {
@@ -139,10 +139,4 @@ fn as_json(run: &RunId, began: &str, report: &Result<RunReport, Failed>) -> Valu
             "message": why.to_string(),
         }),
     }
-}
-
-/// Stages built, found and failed.
-pub(crate) fn counts(report: &RunReport) -> [usize; 3] {
-    [StageStatus::Sealed, StageStatus::Hit, StageStatus::Failed]
-        .map(|status| report.stages.iter().filter(|stage| stage.status == status).count())
 }

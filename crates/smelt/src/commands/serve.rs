@@ -24,9 +24,9 @@ use super::target;
 use crate::claim;
 use crate::console::{answer, begin_log, tell, warn};
 use crate::exit::{Exit, Failed};
+use crate::film;
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 use crate::leases::Leases;
-use crate::stage;
 
 /// Answers at once, where nobody says how many.
 const BATCH_USUAL: usize = 8;
@@ -70,7 +70,7 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
             kv: kv(&flags.memory),
             limits: limits(flags),
             batch: flags.limits.batch,
-            image_options: flags.eyes.image_options(),
+            image_options: flags.image_options.wanted(),
             golden: flags.golden.clone(),
             template: flags.chat_template.clone(),
         })
@@ -147,6 +147,7 @@ impl Load {
         Source {
             known,
             find: Box::new(move || find.find()),
+            device_room: Box::new(|found| open::device_room(&found.dir)),
             open: Box::new(move |found, purpose, progress| {
                 let running = self.open(&found.dir, purpose, progress)?;
                 self.holds.loaded(self.at, &found.dir)?;
@@ -160,11 +161,11 @@ impl Load {
         let dir = target::directory(&self.target, &self.sets)?;
         self.holds.found(self.at, &dir)?;
         let Heading { model, engines, .. } = open::heading(&dir)?;
-        let files = engines.into_iter().flat_map(fs::read_dir).flatten().flatten();
-        let sizes = files.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file);
-        let bytes = sizes.map(|file| file.len()).sum();
+        let on_device = |dir: &&PathBuf| open::device_memory(dir).is_some();
+        let device_bytes = engines.iter().filter(on_device).map(|dir| bytes_in(dir)).sum();
+        let bytes = engines.iter().map(|dir| bytes_in(dir)).sum();
         let name = self.name.clone().unwrap_or(model);
-        Ok(DeploymentInfo { dir, name, bytes })
+        Ok(DeploymentInfo { dir, name, bytes, device_bytes })
     }
 
     /// Opens, checks and warms up the deployment in `dir`.
@@ -218,6 +219,13 @@ impl Load {
     }
 }
 
+/// Bytes of the files in an engine's directory.
+fn bytes_in(dir: &Path) -> u64 {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
+    let sizes = files.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file);
+    sizes.map(|file| file.len()).sum()
+}
+
 /// What the log says while engines run for the first time.
 const WARMING_UP: &str = "running every size of work once";
 
@@ -264,7 +272,7 @@ fn options(flags: &ServeFlags) -> Result<(Options, Vec<String>), Failed> {
         cors_origins: cors_origin.clone(),
         tls,
         remote_images: reach(&flags.doors),
-        films: stage::film::COMMAND.map(OsString::from).into(),
+        films: film::COMMAND.map(OsString::from).into(),
         images_max: max_images,
         frames_max: max_frames.into(),
         body_bytes_max: max_body,

@@ -16,7 +16,7 @@ pub(crate) struct ImageFlags {
 
 impl ImageFlags {
     /// What they wish of pictures whose senders say nothing.
-    pub(crate) fn image_options(self) -> ImageOptions {
+    pub(crate) fn wanted(self) -> ImageOptions {
         let Self { tiles, detail } = self;
         ImageOptions { detail, tiles_max: tiles.map(usize::from), ..ImageOptions::default() }
     }

@@ -51,7 +51,7 @@ pub(crate) struct ServeFlags {
     #[command(flatten)]
     pub(crate) memory: MemoryFlags,
     #[command(flatten)]
-    pub(crate) eyes: ImageFlags,
+    pub(crate) image_options: ImageFlags,
     /// Write the log as JSON, an object a line
     #[arg(long)]
     pub(crate) log_json: bool,

@@ -143,6 +143,8 @@ fn isotonic(values: impl Iterator<Item = f64>) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
+    use smelt_random::Random;
+
     use super::super::order::order;
     use super::super::testing::picture;
     use super::*;
@@ -158,19 +160,13 @@ mod tests {
         check(&[5.0, 4.0, 0.0, 9.0], &[3.0, 3.0, 3.0, 9.0]);
     }
 
-    /// A picture of `count` stages, each needing some before it, by a small generator.
+    /// A picture of `count` stages, each needing some before it.
     fn random(seed: u64, count: usize) -> Drawing {
-        let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-        let mut draw = move |below: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 33) as usize % below
-        };
+        let mut random = Random::new(seed);
         let needs: Vec<Vec<usize>> = (0..count)
             .map(|at| {
                 let mut needs: Vec<usize> =
-                    (0..draw(4)).filter(|_| at > 0).map(|_| draw(at)).collect();
+                    (0..random.below(4)).filter(|_| at > 0).map(|_| random.below(at)).collect();
                 needs.sort_unstable();
                 needs.dedup();
                 needs

@@ -9,8 +9,7 @@ use std::fmt::Write;
 use smelt_exec::{AttemptReport, RunReport, RunStatus, StageReport, StageStatus, log_tail};
 
 use super::{curves, ladder, timeline};
-use crate::commands::runs::counts;
-use crate::table::{bytes, confinement, seconds};
+use crate::table::{bytes, confinement, counts, seconds};
 
 /// A row for each of so many stages; a page of more is no help to anybody.
 const ROWS_MAX: usize = 1000;

@@ -26,15 +26,15 @@ use smelt_runtime::template::TOOLS_FILE;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use smelt_runtime::vision;
 
-use super::Worker;
 use super::phases::Phases;
 use super::request::{Request, say};
+use super::{Worker, refusal};
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::{Beside, MADE_DIR};
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
+use crate::photographs;
 use crate::seeing::cutting_by;
-use crate::{photographs, refusals};
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
 const FILES: [&str; 4] =
@@ -43,7 +43,7 @@ const FILES: [&str; 4] =
 const COMPARING: &str = "comparing the engines with their digests";
 
 pub(super) const WORKER: Worker =
-    Worker { executes_graphs: true, refusal: Some(refusals::of_deployment), ..Worker::new(run) };
+    Worker { executes_graphs: true, refusal: Some(refusal::of_deployment), ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
     deploy(request).map_err(|why| of_own_files(why, request))
@@ -224,7 +224,7 @@ fn place(engine: &Path) -> PathBuf {
 
 /// What of the checkpoint at `path` a deployment would be refused for, which sees or reads text alone: all that
 /// its files tell before anything is built of them.
-pub(crate) fn foresee(path: &Path, sees: bool) -> Result<(), Failed> {
+pub(super) fn foresee(path: &Path, sees: bool) -> Result<(), Failed> {
     let checkpoint = Checkpoint::open(path).map_err(Failed::model)?;
     let scratch = AtomicDir::scratch(&std::env::temp_dir().join("smelt-plan"))?;
     let beside = Beside::of(&checkpoint, scratch.path())?;
@@ -257,7 +257,7 @@ fn foresee_in(dir: &Path, checkpoint: &Checkpoint, sees: bool) -> Result<(), Fai
 }
 
 /// The same of the texts in `dir` alone, without a tokenizer.
-pub(crate) fn foresee_texts(dir: &Path) -> Result<(), Failed> {
+pub(super) fn foresee_texts(dir: &Path) -> Result<(), Failed> {
     deployment::check_texts(dir).map_err(Failed::model)
 }
 

@@ -1,7 +1,7 @@
 //! `engine-build`: a graph as an engine, of smelt's own or ONNX Runtime's.
 
 use smelt_engine_build::graph::Precision;
-use smelt_engine_build::{graph, onnxruntime};
+use smelt_engine_build::{BuildError, graph, onnxruntime};
 use smelt_plan::kind::engine_build::{EngineBuild, GraphBackend, GraphPrecision};
 
 use super::Worker;
@@ -30,7 +30,7 @@ fn foreign(request: &Request) -> Result<(), Failed> {
     }
     let built = onnxruntime::build(request.input("onnx")?, &request.out, &mut say);
     built.map_err(|error| match error {
-        onnxruntime::BuildError::Library(why) => Failed::new(Exit::DoesNotFit, why),
+        BuildError::Library(why) => Failed::new(Exit::DoesNotFit, why),
         error => Failed::model(error),
     })
 }

@@ -4,13 +4,11 @@ use smelt_engine_build::llm;
 use smelt_plan::kind::llm_engine_build::LlmEngineBuild;
 use smelt_plan::kind::words::DecoderBackend;
 
-use super::Worker;
 use super::request::{Request, say};
+use super::{Worker, refusal};
 use crate::exit::Failed;
-use crate::refusals;
 
-pub(super) const WORKER: Worker =
-    Worker { refusal: Some(refusals::of_decoder), ..Worker::new(run) };
+pub(super) const WORKER: Worker = Worker { refusal: Some(refusal::of_decoder), ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;

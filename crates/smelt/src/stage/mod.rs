@@ -1,39 +1,32 @@
-//! The parts of a stage that run in processes of their own: the shim, and
-//! the work of smelt's own kinds, which have a row and a file each.
+//! What stages do: the work of smelt's own kinds, which have a row and a file each, and the programs that are started for
+//! any kind.
 
 pub(crate) mod exposed;
 pub(crate) mod order;
 mod phases;
+mod refusal;
 mod request;
-mod work;
+pub(crate) mod work;
 
 mod accuracy;
 pub(crate) mod calibrate;
-pub(crate) mod deployment;
+mod deployment;
 mod engine_build;
-pub(crate) mod film;
 mod graph_surgery;
 mod llm_engine_build;
 mod onnx_export;
-pub(crate) mod quantize;
+mod quantize;
 mod source;
 mod strict;
 mod tune;
 mod verify;
 
-use std::io::{self, Read};
-
-use smelt_exec::call_process;
 use smelt_plan::Kind;
 use smelt_plan::plan::Stage;
 
 use self::request::Request;
 use crate::checkpoints::Checkpoints;
-use crate::exit::{Exit, Failed};
-use crate::flags::{StageFlags, StagePart};
-
-/// A request names a stage's params and directories; the pipeline's own limits keep it small.
-const REQUEST_BYTES_MAX: u64 = 16 << 20;
+use crate::exit::Failed;
 
 /// The products of floats that a stage computes, where they are many and known before it runs.
 pub(crate) type Products = fn(&Checkpoints<'_>, &Stage) -> Option<f64>;
@@ -75,26 +68,4 @@ pub(crate) fn worker(kind: Kind) -> Option<&'static Worker> {
         Kind::Deployment => &deployment::WORKER,
         Kind::Command => return None,
     })
-}
-
-pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
-    match &flags.part {
-        StagePart::Shim { space, mapped } => {
-            call_process("smelt-shim");
-            match smelt_exec::shim::main(*space, *mapped) {
-                0 => Ok(Exit::Ok),
-                _ => Ok(Exit::StageFailed),
-            }
-        }
-        StagePart::Film { arguments } => film::run(arguments),
-        StagePart::Work { name } => {
-            call_process(&format!("smelt:{}", name.as_deref().unwrap_or("stage")));
-            let mut request = String::new();
-            io::stdin()
-                .take(REQUEST_BYTES_MAX)
-                .read_to_string(&mut request)
-                .map_err(|error| Failed::usage(format!("cannot read the request: {error}")))?;
-            work::run(&request)
-        }
-    }
 }

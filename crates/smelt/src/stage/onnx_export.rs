@@ -9,8 +9,8 @@ use smelt_plan::kind::words::FloatType;
 
 use super::Worker;
 use super::request::{Request, say};
-use crate::commands::export::ExportOptions;
 use crate::exit::Failed;
+use crate::export_options::ExportOptions;
 
 pub(super) const WORKER: Worker = Worker::new(run);
 

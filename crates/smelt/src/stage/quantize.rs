@@ -1,21 +1,20 @@
 //! `quantize`: a checkpoint's weights in other types, and a report of what that cost.
 
-use smelt_model::packed::write::Format;
 use smelt_model::price::rounding;
 use smelt_model::quantize::{BUDGET, Method, Options, Report, Scheme};
+use smelt_model::repacked::Format;
 use smelt_plan::kind::quantize::{CheckpointFormat, Quantize, RoundingMethod, WeightScheme};
 use smelt_plan::kind::{self, Kind};
 use smelt_plan::plan::Stage;
 
-use super::Worker;
 use super::request::{Request, say};
+use super::{Worker, refusal};
 use crate::checkpoint::{self, QuantFormat};
 use crate::checkpoints::Checkpoints;
 use crate::exit::Failed;
-use crate::refusals;
 
 pub(super) const WORKER: Worker =
-    Worker { products: Some(products), refusal: Some(refusals::of_rounding), ..Worker::new(run) };
+    Worker { products: Some(products), refusal: Some(refusal::of_rounding), ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
@@ -28,7 +27,7 @@ fn run(request: &Request) -> Result<(), Failed> {
 }
 
 /// How a stage with these params rounds, but for what a `calibrate` stage saw.
-pub(crate) fn options(params: Quantize) -> Options<'static> {
+pub(super) fn options(params: Quantize) -> Options<'static> {
     Options {
         head: params.head.map(scheme),
         embeddings: params.embeddings.map(scheme),

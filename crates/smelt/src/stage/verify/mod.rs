@@ -30,13 +30,12 @@ use smelt_model::reference;
 use smelt_model::reference::compare::compare;
 use smelt_plan::kind::verify::Verify;
 
-use super::Worker;
 use super::phases::Phases;
 use super::request::{Request, say};
+use super::{Worker, refusal};
 use crate::checkpoint::Beside;
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
-use crate::refusals;
 use bounds::{Bound, Finding, Kept, ROUNDED_DECODER, SAME_WEIGHTS};
 use golden::Prompted;
 use probe::{Extent, Probe};
@@ -88,7 +87,7 @@ impl Parties {
 }
 
 pub(super) const WORKER: Worker =
-    Worker { executes_graphs: true, refusal: Some(refusals::of_verify), ..Worker::new(run) };
+    Worker { executes_graphs: true, refusal: Some(refusal::of_verify), ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
     let mut parties = open(request)?;

@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 
 use half::f16;
 
-use super::words::{Along, Runs, WordLayout};
 use crate::checkpoint::{CONFIG_FILE, Checkpoint, CheckpointError, WEIGHTS_FILE};
 use crate::dtype::Dtype;
+use crate::packed::words::{self, Along, Runs, WordLayout};
 use crate::quantize::{QuantizeError, copy_side_files, write_made_files};
 use crate::safetensors::{SafetensorsError, TensorSpec, Writer};
 use plan::{Item, Make, plan};
@@ -230,7 +230,7 @@ fn put_words(
     let (height, row_bytes) = (ckpt.shape(name)?[0], quants.row_bytes());
     let shape = [height, quants.columns];
     let mask = if grid.bits == 4 { 15 } else { 255 };
-    let total = grid.stored_shape(shape).iter().product::<usize>() * super::words::WORD_BYTES;
+    let total = grid.stored_shape(shape).iter().product::<usize>() * words::WORD_BYTES;
     let mut rows = Vec::new();
     let mut region = writer.region(total as u64)?;
     for here in blocks(height, row_bytes) {

@@ -96,7 +96,20 @@ fn gptq(plan: &WritePlan, is_nested: bool) -> Value {
     if !left_out.is_empty() {
         section["dynamic"] = Value::Object(left_out);
     }
+    if let Some(layers) = unusual_layers(plan) {
+        section["block_name_to_quantize"] = json!(layers);
+    }
     section
+}
+
+/// Where the decoder's layers lie, if optimum, by which transformers opens GPTQ, does not look there by itself: SmolVLM's
+/// (`BLOCK_PATTERNS` of its `gptq/constants.py`).
+fn unusual_layers(plan: &WritePlan) -> Option<&str> {
+    let mut places =
+        plan.packed.iter().filter_map(|(module, _)| Some((module, module.find(LAYERS)?)));
+    let (module, before) = places.next()?;
+    let path = &module[..before + LAYERS.len() - 1];
+    path.split('.').any(|part| part == "text_model").then_some(path)
 }
 
 fn compressed_tensors(plan: &WritePlan) -> Value {
@@ -265,6 +278,16 @@ mod tests {
         assert_eq!(listed(&own, false), ["mlp1"]);
         let dynamic = &gptq(&own, false)["dynamic"];
         assert_eq!(dynamic, &json!({"-:(.*\\.)?mlp1(\\..*)?$": {}}));
+    }
+
+    #[test]
+    fn a_decoder_where_gptqs_reader_does_not_look_is_named() {
+        let of = |module: &str| {
+            gptq(&plan(&["lm_head", module], &[]), true)["block_name_to_quantize"].clone()
+        };
+        assert_eq!(of("model.text_model.layers.0.mlp.up_proj"), json!("model.text_model.layers"));
+        assert_eq!(of("model.language_model.layers.0.mlp.up_proj"), Value::Null);
+        assert_eq!(of("model.layers.0.mlp.up_proj"), Value::Null);
     }
 
     #[test]

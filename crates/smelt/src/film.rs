@@ -16,7 +16,7 @@ pub(crate) const COMMAND: [&str; 4] = ["/proc/self/exe", "stage", "film", "--"];
 const PROGRAM: &str = "ffmpeg";
 
 /// Gives nothing back: it is `ffmpeg` from here on, or ends.
-pub(super) fn run(arguments: &[OsString]) -> Result<Exit, Failed> {
+pub(crate) fn run(arguments: &[OsString]) -> Result<Exit, Failed> {
     let folders = env::var_os("PATH").unwrap_or_default();
     let found =
         env::split_paths(&folders).map(|folder| folder.join(PROGRAM)).find(|path| path.is_file());
