@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use smelt_backend::KvOptions;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::bert::Bert;
-use smelt_model::model::{Encoder, Model, ModelPart, Vision};
+use smelt_model::model::{Encoder, ModelPart, Vision};
 use smelt_plan::kind::deployment::Deployment as Params;
 use smelt_runtime::deployment::{self, Deployment, FORMAT, ModelFamily, Serving, Spec, eos_tokens};
 use smelt_runtime::embed::{self, Recipe, SentenceEncoder};
