@@ -1,9 +1,11 @@
-//! Follows the README as a newcomer does: every command of its shell blocks, in order, in a store of its own.
+//! Follows the README, and then `docs/getting-started.md`, as a newcomer does: every command of the shell blocks that
+//! names smelt as it lies in `target` or in the `PATH`, in order, in a store of its own.
 //!
 //! A comment right below a command is what its output must hold.  Commands run as they stand, but for models
-//! that only a hub has: those are random weights of the same sizes, and the picture that the reader has is
-//! one of [`PICTURES`] in turn.
+//! that only a hub has: those are random weights, of the same sizes where time allows, and the picture that the reader
+//! has is one of [`PICTURES`] in turn.
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,8 +18,18 @@ use crate::{root, target};
 /// What stands for a hub's models: the smallest VLM's sizes.
 const MODEL: &str = "--set model=synthetic:internvl3-1b";
 
-/// The model that the README calls by name.
-const NAMED: &str = "internvl3-1b";
+/// The models that the pages call by name, and what stands for them.
+const NAMED: [(&str, &str); 3] = [
+    ("smollm2", "smollm2"),
+    ("internvl3-1b", "synthetic:internvl3-1b"),
+    ("qwen2.5-vl-3b", "synthetic:qwen2_5_vl-tiny"),
+];
+
+/// The page that goes on where the README ends; of its commands those of an installed smelt.
+const PAGE: &str = "docs/getting-started.md";
+const INSTALLED: &str = "smelt ";
+/// Where the README's commands leave smelt.
+const BUILT: &str = "target/release";
 
 /// The picture that README's reader is to have.
 const PHOTO: &str = "photo.jpg";
@@ -46,15 +58,13 @@ pub(crate) fn run() -> Result<()> {
     for (name, size) in PICTURES {
         draw(&folder.join(name), size)?;
     }
-    let text = fs::read_to_string(root().join("README.md")).context("README.md")?;
-    let steps = steps(&text);
-    ensure!(steps.iter().any(|step| step.expect.is_some()), "README.md: no command has an answer");
+    let steps = pages()?;
     let mut vlm = Duration::ZERO;
     for step in steps {
         let is_hub = of_a_hub(&step.command)?;
         let begin = Instant::now();
         for command in here(&by_name(&step.command, &folder), &folder, is_hub) {
-            follow(&command, step.expect.as_deref(), &folder.join("cache"))?;
+            follow(&command, step.expect.as_deref(), &folder)?;
         }
         vlm += if is_hub { begin.elapsed() } else { Duration::ZERO };
     }
@@ -62,6 +72,18 @@ pub(crate) fn run() -> Result<()> {
     ensure!(!vlm.is_zero(), "README.md: no command is of a hub's model");
     ensure!(vlm <= VLM_MAX, "they are to take {} s at most", VLM_MAX.as_secs());
     fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())
+}
+
+/// The commands of the pages.
+fn pages() -> Result<Vec<WalkStep>> {
+    let read = |page: &str| fs::read_to_string(root().join(page)).context(page.to_owned());
+    let mut all = steps(&read("README.md")?);
+    ensure!(all.iter().any(|step| step.expect.is_some()), "README.md: no command has an answer");
+    let mut more = steps(&read(PAGE)?);
+    more.retain(|step| step.command.starts_with(INSTALLED));
+    ensure!(!more.is_empty(), "{PAGE}: no command is of an installed smelt");
+    all.extend(more);
+    Ok(all)
 }
 
 /// The commands of the ```sh blocks.
@@ -88,20 +110,18 @@ fn of_a_hub(command: &str) -> Result<bool> {
     Ok(text.lines().any(|line| line.starts_with("model = \"hf:")))
 }
 
-/// What `command` becomes that names a model of a hub and no pipeline: random weights of the same sizes, whose pipeline
-/// is written where the walk ends with it.
+/// What `command` becomes that names a model and no pipeline: of one that only a hub has random weights.  A pipeline is
+/// written where the walk ends with it.
 fn by_name(command: &str, folder: &Path) -> String {
-    let file = folder.join(format!("{NAMED}.toml")).display().to_string();
-    let words = command.split(' ').map(|word| match word {
-        NAMED => format!("synthetic:{NAMED}"),
-        word if word == format!("{NAMED}.toml") => file.clone(),
-        word => word.to_owned(),
-    });
-    let words = words.collect::<Vec<_>>().join(" ");
-    if command.contains(&format!(" build {NAMED}")) {
-        format!("{words} --out {file}")
-    } else {
-        words
+    let words: Vec<&str> = command.split(' ').collect();
+    let known = |word: &str| NAMED.iter().find(|(name, _)| *name == word);
+    let shown = words.iter().map(|word| known(word).map_or(*word, |(_, instead)| instead));
+    let shown = shown.collect::<Vec<_>>().join(" ");
+    match words[..] {
+        [_, "build", model] if known(model).is_some() => {
+            format!("{shown} --out {}", folder.join(format!("{model}.toml")).display())
+        }
+        _ => shown,
     }
 }
 
@@ -118,11 +138,17 @@ fn here(command: &str, pictures: &Path, is_hub: bool) -> Vec<String> {
     one.chain([several]).map(|shown| with(&shown)).collect()
 }
 
-fn follow(command: &str, expect: Option<&str>, cache: &Path) -> Result<()> {
+/// Runs a command as whoever is in this repository types it; one of an installed smelt as from any folder.
+fn follow(command: &str, expect: Option<&str>, folder: &Path) -> Result<()> {
     println!("$ {command}");
     let begin = Instant::now();
+    let is_installed = command.starts_with(INSTALLED);
+    let place = if is_installed { folder.to_owned() } else { root() };
+    let path = env::var("PATH").unwrap_or_default();
+    let path = format!("{}:{path}", root().join(BUILT).display());
     let mut shell = Command::new("sh");
-    shell.args(["-euc", command]).current_dir(root()).env("SMELT_CACHE", cache);
+    shell.args(["-euc", command]).current_dir(place).env("PATH", path);
+    shell.env("SMELT_CACHE", folder.join("cache"));
     let output = shell.output().context("cannot start sh")?;
     let [said, told] =
         [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
@@ -171,12 +197,24 @@ mod tests {
             "smelt build internvl3-1b",
             "smelt build synthetic:internvl3-1b --out /x/internvl3-1b.toml",
         );
-        check("smelt chat internvl3-1b.toml \"a\"", "smelt chat /x/internvl3-1b.toml \"a\"");
+        check("smelt build smollm2", "smelt build smollm2 --out /x/smollm2.toml");
+        check("smelt chat internvl3-1b \"a b\"", "smelt chat synthetic:internvl3-1b \"a b\"");
         check(
             "smelt plan pipelines/internvl3-1b-int8.toml",
             "smelt plan pipelines/internvl3-1b-int8.toml",
         );
         check("cargo build --release", "cargo build --release");
+    }
+
+    #[test]
+    fn the_pages_build_what_they_ask_by_name() {
+        let all = pages().unwrap();
+        let has = |words: &str| all.iter().any(|step| step.command.contains(words));
+        for (name, _) in NAMED {
+            assert!(has(&format!("smelt chat {name} ")), "{name}");
+        }
+        assert!(has("smelt build smollm2") && has("smelt fit internvl3-1b") && has("smelt demo"));
+        assert!(!has("cargo run"), "of the second page only what an installed smelt does");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use smelt_plan::plan::Pin;
 use smelt_plan::validity::FileFormat;
-use smelt_plan::{Digest, Failure, FailureClass, StageId};
+use smelt_plan::{Digest, Failure, FailureClass, Plan, StageId};
 use smelt_store::{Output, RunId, SealError, Store};
 use smelt_watch::kernel_log::What;
 use smelt_watch::meter::{GROUP, period};
@@ -614,15 +614,19 @@ impl Attempt<'_> {
 
 /// What a sealed record says: enough to tell how an output came to be.
 pub(crate) fn record(
-    pipeline: &str,
-    stage: &str,
+    plan: &Plan,
+    stage: StageId,
     (run, command): (&RunId, &Value),
     n: u32,
     changed: Option<&str>,
 ) -> Value {
+    let name = plan.stage(stage).name.as_str();
     let mut record = json!({
-        "pipeline": pipeline, "stage": stage, "run": run.as_str(), "attempt": n, "changed": changed,
+        "pipeline": plan.name, "stage": name, "run": run.as_str(), "attempt": n, "changed": changed,
     });
+    if let Some(from) = plan.origin(stage) {
+        record["from"] = from.into();
+    }
     // Of what the user typed: which file, and what was set.
     let told = |name: &&str| !command[name].is_null();
     let told = ["dir", "pipeline", "sets"].into_iter().filter(|name| told(name));

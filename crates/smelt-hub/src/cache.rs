@@ -301,6 +301,13 @@ impl Folder {
         Some(tree.files.into_keys().collect())
     }
 
+    /// Where all that was fetched of the repository lies, and how many bytes it is.
+    pub(super) fn all(&self) -> Option<(PathBuf, u64)> {
+        let blobs = self.root.join("blobs");
+        let sizes = names_in(&blobs)?.into_iter().filter_map(|name| size_of(&blobs.join(name)));
+        Some((self.root.clone(), sizes.sum()))
+    }
+
     fn kept(&self, snapshot: &Path, name: &str) -> Kept {
         let link = snapshot.join(name);
         let hash = fs::read_link(&link).ok().and_then(|to| Hash::parse(to.file_name()?.to_str()?));

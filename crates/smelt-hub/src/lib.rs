@@ -140,6 +140,11 @@ impl Hub {
         self.folder(&address.repo).view(commit, address.file.as_ref())
     }
 
+    /// Where the cache keeps all that was fetched of a repository, and how many bytes that is.  Asks nobody.
+    pub fn cached(&self, repo: &Repo) -> Option<(PathBuf, u64)> {
+        self.folder(repo).all()
+    }
+
     /// The text of a small file of `commit`, such as its configuration: what the cache has of it, else what
     /// the hub says.  Nothing if the commit has no such file.  Writes nothing.
     pub fn small_file(

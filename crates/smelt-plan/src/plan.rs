@@ -293,6 +293,28 @@ impl Plan {
         }
     }
 
+    /// The source that the checkpoint of `stage` comes from, however it was quantised on the way.
+    pub fn source_of(&self, stage: &Stage) -> Option<StageId> {
+        let checkpoint = |stage: &Stage| {
+            let input = stage.inputs.iter().find(|input| input.field == "checkpoint")?;
+            match input.from {
+                From::Stage(id) => Some(id),
+                From::Path(_) | From::Hub(_) => None,
+            }
+        };
+        let mut found = checkpoint(stage)?;
+        // Each need comes before what needs it, so this ends.
+        while self.stage(found).kind != Kind::Source {
+            found = checkpoint(self.stage(found))?;
+        }
+        Some(found)
+    }
+
+    /// The model that a stage is made of, as the `from` of a source says it.
+    pub fn origin(&self, stage: StageId) -> Option<String> {
+        self.stage(self.source_of(self.stage(stage))?).from_text()
+    }
+
     /// The content key of `stage`, once the digests of all it needs are known.
     pub fn content_key(&self, stage: StageId, output: impl Fn(StageId) -> Digest) -> Digest {
         self.stage(stage).key(KeyDomain::Content, output)
@@ -370,6 +392,23 @@ impl Stage {
     pub fn outside(&self) -> Option<&Path> {
         let given = self.given().map(|pin| pin.path.as_path());
         given.or_else(|| Some(self.fetched()?.path.as_path()))
+    }
+
+    /// What a source gives, as a `from` says it: `hf:ORG/NAME`, with `@REV` and `:FILE` where they say more,
+    /// `path:` with the absolute path, `synthetic:NAME`.
+    pub fn from_text(&self) -> Option<String> {
+        if let Some(HubPin { repo, revision, file, .. }) = self.fetched() {
+            let revision = Some(revision).filter(|revision| *revision != "main");
+            let [at, colon] = [("@", revision), (":", file.as_ref())]
+                .map(|(mark, text)| text.map_or_else(String::new, |text| format!("{mark}{text}")));
+            return Some(format!("hf:{repo}{at}{colon}"));
+        }
+        if let Some(pin) = self.given() {
+            return Some(format!("path:{}", pin.path.display()));
+        }
+        let is_source = self.kind == Kind::Source;
+        let name = is_source.then(|| crate::kind::source::synthetic(&self.params)).flatten();
+        name.map(|name| format!("synthetic:{name}"))
     }
 
     /// The params and caps of attempt `n` (from 1).

@@ -15,6 +15,8 @@ use crate::load;
 const SPEC_BYTES_MAX: u64 = 1 << 20;
 /// Deployments that an error names.
 const NAMED_MAX: usize = 4;
+/// What nobody can ask does this.
+const UNKNOWN: &str = "-";
 /// Digits of a digest that tell deployments apart.
 const DIGITS_MIN: usize = 4;
 
@@ -27,6 +29,8 @@ pub(crate) struct Built {
     pub(crate) model: String,
     /// What it does: `answers about pictures`, …
     pub(crate) kind: &'static str,
+    /// Where its model is from, as a pipeline's `from` says it, as far as that is recorded.
+    pub(crate) from: Option<String>,
     /// Of it and of the engines that it names.
     pub(crate) bytes: u64,
     /// When it was used last, in seconds of the Unix era, and for how long it was not, to about a day.
@@ -72,6 +76,7 @@ impl Built {
             tree: output.tree,
             model: spec["model"].as_str().unwrap_or("-").to_owned(),
             kind: kind(spec),
+            from: word("from").map(str::to_owned),
             bytes: output.bytes + engines.map(|engine| engine.bytes).sum::<u64>(),
             used_s: output.used_ns / 1_000_000_000,
             idle_ns: all.now_ns.saturating_sub(output.used_ns),
@@ -84,19 +89,69 @@ impl Built {
         }
     }
 
-    pub(crate) fn as_json(&self) -> Value {
+    /// What `smelt ls --json` says of it among `all`.
+    pub(crate) fn as_json(&self, all: &[Built]) -> Value {
         json!({
             "name": self.tree.short(), "digest": self.tree, "path": self.dir,
-            "model": self.model, "kind": self.kind, "bytes": self.bytes, "used_s": self.used_s,
+            "model": self.model, "kind": self.kind, "from": self.from,
+            "ask": [self.asked_by(), self.name(all)],
+            "bytes": self.bytes, "used_s": self.used_s,
             "pipeline": self.pipeline, "stage": self.stage, "file": self.file, "sets": self.sets,
             "run": self.run.as_ref().map(RunId::as_str),
             "built": self.run.as_ref().map(|run| run.began().replace(' ', "T") + "Z"),
         })
     }
 
+    /// The command that asks it.
+    pub(crate) fn asked_by(&self) -> &'static str {
+        asked_by(self.kind)
+    }
+
+    /// What it is asked by: its model's name, where that means it among `all`.
+    pub(crate) fn name(&self, all: &[Built]) -> String {
+        match named(all, &self.model) {
+            Ok(Some(built)) if built.tree == self.tree => self.model.clone(),
+            _ => self.tree.short(),
+        }
+    }
+
+    /// Its digest, and what tells it from others of its name.
+    fn told_apart(&self) -> String {
+        let how = self.settings();
+        let from = self.from.iter().cloned();
+        let how = from.chain((!how.is_empty()).then(|| format!("built with {how}")));
+        let how: Vec<String> = how.collect();
+        match how.is_empty() {
+            true => self.tree.short(),
+            false => format!("{} ({})", self.tree.short(), how.join(", ")),
+        }
+    }
+
+    /// The stage and the settings of the pipeline that it was built of.
+    fn recipe(&self) -> (&Option<PathBuf>, &str, &str, &[String]) {
+        (&self.file, &self.pipeline, &self.stage, &self.sets)
+    }
+
     /// `--set model=… --set …`; empty where nothing was set.
     pub(crate) fn settings(&self) -> String {
         load::settings(&self.sets)
+    }
+}
+
+/// What the deployment in `dir` does, where its file tells.
+pub(crate) fn does(dir: &Path) -> Option<&'static str> {
+    let path = dir.join(DEPLOYMENT_FILE);
+    let spec = load::read_within(&path, "the deployment", SPEC_BYTES_MAX).ok()?;
+    Some(kind(&serde_json::from_str(&spec).ok()?)).filter(|does| *does != UNKNOWN)
+}
+
+/// The command that asks a deployment that does this.
+pub(crate) fn asked_by(does: &str) -> &'static str {
+    match does.split(' ').next() {
+        Some("embeds") => "embed",
+        Some("scores") => "rerank",
+        Some("classifies") => "serve",
+        _ => "chat",
     }
 }
 
@@ -112,30 +167,50 @@ fn kind(spec: &Value) -> &'static str {
         (true, _, _) => "embeds texts",
         (_, true, _) => "answers about pictures and texts",
         (_, _, true) => "answers texts",
-        _ => "-",
+        _ => UNKNOWN,
     }
 }
 
-/// The deployment that somebody means by a digest's first digits, or by a model's name.
+/// The deployments that somebody means by a digest's first digits or by a model's name; where there are none, by a
+/// pipeline's name or a model's in other letters.
+pub(crate) fn meant<'a>(all: &'a [Built], text: &str) -> Vec<&'a Built> {
+    let is_digits = text.len() >= DIGITS_MIN && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_it = |built: &&Built| {
+        built.model == text || is_digits && built.tree.to_string().starts_with(text)
+    };
+    let is_like_it =
+        |built: &&Built| built.pipeline == text || built.model.eq_ignore_ascii_case(text);
+    let exact: Vec<&Built> = all.iter().filter(is_it).collect();
+    if exact.is_empty() { all.iter().filter(is_like_it).collect() } else { exact }
+}
+
+/// Whether they are one deployment: made of one stage of one pipeline with the same settings, as that was changed.
+pub(crate) fn are_one(several: &[&Built]) -> bool {
+    several.windows(2).all(|pair| pair[0].recipe() == pair[1].recipe())
+}
+
+/// The deployment that somebody means by `text`, as [`meant`] finds it; of one that was built again the one that was
+/// used last.
 ///
 /// # Errors
 /// Where several are meant.
 pub(crate) fn named<'a>(all: &'a [Built], text: &str) -> Result<Option<&'a Built>, Failed> {
-    let is_digits = text.len() >= DIGITS_MIN && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let is_meant = |built: &&Built| {
-        built.model == text || is_digits && built.tree.to_string().starts_with(text)
-    };
-    match all.iter().filter(is_meant).collect::<Vec<_>>()[..] {
-        [] => Ok(None),
-        [one] => Ok(Some(one)),
-        ref several => {
-            let names: Vec<String> = several.iter().map(|built| built.tree.short()).collect();
-            let names = names.join(", ");
-            Err(Failed::usage(format!(
-                "{text} may be any of {names}; name one of them, `smelt ls` tells them apart"
-            )))
-        }
+    only(&meant(all, text), text)
+}
+
+/// The one of those that are meant by `text`, as [`named`] has it.
+///
+/// # Errors
+/// Where there are several.
+pub(crate) fn only<'a>(meant: &[&'a Built], text: &str) -> Result<Option<&'a Built>, Failed> {
+    if are_one(meant) {
+        return Ok(meant.first().copied());
     }
+    let names: Vec<String> = meant.iter().map(|built| built.told_apart()).collect();
+    Err(Failed::usage(format!(
+        "{text} may be any of {}; name one of them, `smelt ls` tells them apart",
+        names.join(", ")
+    )))
 }
 
 /// What there is instead of a deployment that is not there, and how to ask it; of the same pipeline's
@@ -169,6 +244,7 @@ pub(crate) fn of_model(model: &str, tree: Digest) -> Built {
         dir: PathBuf::from("out").join(tree.to_string()),
         model: model.to_owned(),
         kind: "-",
+        from: None,
         bytes: 0,
         used_s: 0,
         idle_ns: 0,
@@ -191,17 +267,35 @@ mod tests {
 
     #[test]
     fn a_deployment_is_meant_by_digits_or_by_its_model() {
-        let all = [built(0xab, "eyes", &[]), built(0xac, "ears", &[]), built(0xff, "ears", &[])];
+        let all =
+            [built(0xab, "eyes", &[]), built(0xac, "ears", &[]), built(0xff, "ears", &["n=1"])];
         let of = |text: &str| named(&all, text).map(|built| built.map(|built| built.tree));
         assert_eq!(of("abab").unwrap(), Some(all[0].tree));
         assert_eq!(of("eyes").unwrap(), Some(all[0].tree));
         assert_eq!(of("aba").unwrap(), None, "too few digits");
         assert_eq!(of("nose").unwrap(), None);
         let error = of("ears").unwrap_err().to_string();
-        assert!(
-            error.starts_with("ears may be any of acacacacacacacac, ffffffffffffffff;"),
-            "{error}"
-        );
+        let both = "acacacacacacacac, ffffffffffffffff (built with --set n=1)";
+        assert!(error.starts_with(&format!("ears may be any of {both}; ")), "{error}");
+    }
+
+    #[test]
+    fn what_was_built_again_is_one_and_exact_names_go_first() {
+        let again = [built(1, "eyes", &["n=1"]), built(2, "eyes", &["n=1"])];
+        assert_eq!(named(&again, "eyes").unwrap().unwrap().tree, again[0].tree);
+        assert_eq!(again.each_ref().map(|built| built.name(&again)), ["eyes", "0202020202020202"]);
+        let of_file = |first, model, pipeline: &str| Built {
+            pipeline: pipeline.to_owned(),
+            file: Some(format!("/home/{pipeline}.toml").into()),
+            ..built(first, model, &[])
+        };
+        let all = [of_file(1, "eyes", "eyes-int8"), of_file(2, "eyes", "eyes-int4")];
+        let of = |text: &str| named(&all, text).unwrap().map(|built| built.tree);
+        assert_eq!((of("eyes-int4"), of("eyes-int8")), (Some(all[1].tree), Some(all[0].tree)));
+        assert!(named(&all, "eyes").is_err() && named(&all, "Eyes").is_err());
+        let other = [of_file(1, "Eyes", "one"), of_file(2, "eyes", "two")];
+        assert_eq!(named(&other, "Eyes").unwrap().unwrap().tree, other[0].tree);
+        assert_eq!(named(&other[..1], "eyes").unwrap().unwrap().tree, other[0].tree);
     }
 
     #[test]

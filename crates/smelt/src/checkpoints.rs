@@ -12,7 +12,7 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::model::Model;
 use smelt_model::synthetic;
 use smelt_plan::plan::{From, HubPin, Stage};
-use smelt_plan::{Kind, Plan, StageId, kind};
+use smelt_plan::{Plan, StageId, kind};
 
 use crate::load::Standing;
 use crate::story::Story;
@@ -41,15 +41,7 @@ impl<'a> Checkpoints<'a> {
 
     /// The source that a stage's checkpoint comes from, however it was quantised on the way.
     pub(crate) fn source(&self, stage: &Stage) -> Option<StageId> {
-        let mut found = input(self.plan, stage, "checkpoint")?;
-        // A chain of stages is no longer than the plan.
-        for _ in 0..self.plan.len() {
-            if found.1.kind == Kind::Source {
-                return Some(found.0);
-            }
-            found = input(self.plan, found.1, "checkpoint")?;
-        }
-        None
+        self.plan.source_of(stage)
     }
 
     /// Where a source's files are, if they are here.

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use smelt_exec::SHARED;
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::{From, HubPin, Pin, Stage, StageOrder};
+use smelt_plan::text::nearest;
 use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
 use smelt_store::{Lookup, Store, Wait, is_disk_failing};
 
@@ -17,9 +18,15 @@ use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::pins::{self, Ask};
+use crate::shipped;
+use crate::table::some;
 
 /// Pipelines are written by people or small programs; a larger file is not one.
 const PIPELINE_BYTES_MAX: u64 = 64 << 20;
+/// Entries of a folder that are looked at for what was meant.
+const NEARBY_MAX: usize = 1000;
+/// So many of those are named.
+const NEARBY_NAMED_MAX: usize = 4;
 /// The kernel gives one environment variable 128 KiB; `SMELT_INPUTS` must fit.
 const INPUTS_BYTES_MAX: usize = 128 << 10;
 
@@ -144,7 +151,40 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
 }
 
 pub(crate) fn read(path: &Path) -> Result<String, Failed> {
-    read_within(path, "the pipeline", PIPELINE_BYTES_MAX)
+    let read = read_within(path, "the pipeline", PIPELINE_BYTES_MAX);
+    read.map_err(|failed| failed.or(&nearby(path)))
+}
+
+/// What could be meant by a path where no pipeline is; empty where one is, and where nobody knows.
+fn nearby(path: &Path) -> String {
+    if path.is_file() {
+        return String::new();
+    }
+    if path.is_dir() {
+        let held = pipelines_in(path);
+        let told = || format!("; it holds {}", some(&held, NEARBY_NAMED_MAX));
+        return if held.is_empty() { String::new() } else { told() };
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let names = pipelines_in(folder.unwrap_or(Path::new(".")));
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let whole = format!("{}.toml", name.trim_end_matches(".toml"));
+    if let Some(found) = nearest(&whole, names.iter().map(String::as_str)) {
+        return format!("; {} is there", path.with_file_name(found).display());
+    }
+    match shipped::models().iter().any(|model| model.is_called(name)) {
+        true => format!("; a model is built by its name with: smelt build {name}"),
+        false => String::new(),
+    }
+}
+
+/// The names of what may be pipelines in a folder.
+fn pipelines_in(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten().take(NEARBY_MAX);
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".toml")).collect();
+    names.sort_unstable();
+    names
 }
 
 /// The text of a file that `what` is in, if it has no more than `bytes_max`.

@@ -28,9 +28,11 @@ mod leases;
 mod leftovers;
 mod live;
 mod load;
+mod model_name;
 mod paint;
 mod pins;
 mod report;
+mod shipped;
 mod speeds;
 mod story;
 mod table;
@@ -62,8 +64,6 @@ mod memory_rate;
 #[cfg(feature = "build")]
 mod model_facts;
 #[cfg(feature = "build")]
-mod model_name;
-#[cfg(feature = "build")]
 mod open_checkpoint;
 #[cfg(feature = "build")]
 mod photographs;
@@ -81,8 +81,6 @@ mod resource_needs;
 mod seeing;
 #[cfg(feature = "build")]
 mod sees;
-#[cfg(feature = "build")]
-mod shipped;
 #[cfg(feature = "build")]
 mod stage;
 #[cfg(feature = "build")]

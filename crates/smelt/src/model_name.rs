@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use smelt_hub::Address;
+#[cfg(feature = "build")]
 use smelt_model::synthetic;
 use smelt_plan::text::near;
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
@@ -16,6 +17,8 @@ use crate::shipped::{self, ShippedModel, ShippedPipeline};
 
 /// Names that an error offers.
 const OFFERED_MAX: usize = 3;
+/// Where pages of models are, as browsers and other tools name them.
+const PAGES: [&str; 2] = ["huggingface.co/", "hf.co/"];
 /// The branch that is meant where none is named.
 const MAIN: &str = "main";
 
@@ -97,6 +100,9 @@ impl ModelName {
     /// # Errors
     /// What cannot be read, with the nearest names that exist.
     pub(crate) fn read(text: &str, present: &Present<'_>) -> Result<Self, Failed> {
+        if let Some(page) = page(text) {
+            return of_page(text, page).map(Self::Model);
+        }
         if let Some((scheme, rest)) = text.split_once(':') {
             match scheme {
                 "hf" => return hub_model(rest).map(Self::Model),
@@ -205,6 +211,29 @@ fn of_table(text: &str) -> Option<ShippedChoice> {
     })
 }
 
+/// The path of a page of the hub.
+fn page(text: &str) -> Option<&str> {
+    let text = text.strip_prefix("https://").unwrap_or(text);
+    let path = PAGES.iter().find_map(|hub| text.strip_prefix(hub))?;
+    path.split(['?', '#']).next().map(|path| path.trim_end_matches('/'))
+}
+
+/// The model whose page, or a file there, somebody copied out of a browser.
+fn of_page(text: &str, path: &str) -> Result<ModelSource, Failed> {
+    let address = match path.split('/').collect::<Vec<_>>()[..] {
+        [org, name] => format!("{org}/{name}"),
+        [org, name, "tree", revision] => format!("{org}/{name}@{revision}"),
+        [org, name, "blob" | "resolve", revision, ref file @ ..] => {
+            format!("{org}/{name}@{revision}:{}", file.join("/"))
+        }
+        _ => {
+            let why = format!("{text} is no model's page; name the model as hf:ORG/NAME");
+            return Err(Failed::usage(why));
+        }
+    };
+    hub_model(&address)
+}
+
 fn hub_model(text: &str) -> Result<ModelSource, Failed> {
     let address: Address = text.parse().map_err(|error| hub::failed(&error))?;
     let is_it = |model: &&ShippedModel| model.address.as_ref() == Some(&address);
@@ -213,6 +242,13 @@ fn hub_model(text: &str) -> Result<ModelSource, Failed> {
     Ok(ModelSource::Hub(address, choice))
 }
 
+/// Random weights are made by the half that builds.
+#[cfg(not(feature = "build"))]
+fn synthetic_model(name: &str) -> Result<ModelSource, Failed> {
+    Err(Failed::usage(format!("this smelt only serves and makes no synthetic:{name}")))
+}
+
+#[cfg(feature = "build")]
 fn synthetic_model(name: &str) -> Result<ModelSource, Failed> {
     let known = synthetic::names().find(|known| *known == name);
     known.map(ModelSource::Synthetic).ok_or_else(|| {
@@ -307,6 +343,14 @@ mod tests {
             ("hf:Org/Name", Nothing, "hf:Org/Name"),
             ("hf:Org/Name@v1:m-Q4_0.gguf", Nothing, "hf:Org/Name@v1:m-Q4_0.gguf"),
             ("Org/Name", Nothing, "hf:Org/Name"),
+            ("https://huggingface.co/Org/Name", Nothing, "hf:Org/Name"),
+            ("hf.co/Org/Name", Nothing, "hf:Org/Name"),
+            ("https://huggingface.co/Org/Name/tree/main?x=1", Nothing, "hf:Org/Name"),
+            (
+                "https://huggingface.co/Org/Name/blob/v1/m-Q4_0.gguf",
+                Nothing,
+                "hf:Org/Name@v1:m-Q4_0.gguf",
+            ),
             ("Org/Name:m-Q4_0.gguf", Nothing, "hf:Org/Name:m-Q4_0.gguf"),
             ("Org/Name", Directory, "path:Org/Name"),
             ("path:x", Directory, "path:x"),

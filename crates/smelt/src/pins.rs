@@ -189,7 +189,7 @@ fn is_source(pipeline: &Pipeline, path: &str) -> bool {
 }
 
 /// Whether there is anything of a checkpoint, looked at before gigabytes are read that are none.
-fn may_be_checkpoint(path: &Path) -> io::Result<bool> {
+pub(crate) fn may_be_checkpoint(path: &Path) -> io::Result<bool> {
     let is_weights = |path: &Path| {
         path.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf")
     };

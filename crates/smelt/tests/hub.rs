@@ -19,9 +19,25 @@ const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 /// Nobody listens there.
 const NOWHERE: &str = "http://127.0.0.1:1";
 
-struct HubWorld {
+pub(crate) struct HubWorld {
     world: World,
     server: Server,
+    /// The mood's own variables.
+    variables: Vec<(&'static str, &'static str)>,
+}
+
+/// What a hub, or the way to it, does to who wants its model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Mood {
+    Whole,
+    Gated,
+    Private,
+    NoRevision,
+    Pickled,
+    Unreachable,
+    Offline,
+    NoRoom,
+    NoTokenizer,
 }
 
 impl HubWorld {
@@ -39,7 +55,28 @@ impl HubWorld {
         let world = World::new(
             &unasked(pipeline).replace("path:../tests/data/shapes-vl", &format!("hf:{REPO}")),
         );
-        Self { world, server }
+        Self { world, server, variables: Vec::new() }
+    }
+
+    pub(crate) fn in_mood(mood: Mood) -> Self {
+        let mut hub = Self::demo();
+        let without =
+            |name: &str| hub.server.set(|state| state.files.retain(|file| file.0 != name));
+        match mood {
+            Mood::Whole => {}
+            Mood::Gated => hub.server.set(|state| state.refusal = Some((403, "GatedRepo"))),
+            Mood::Private => hub.server.set(|state| state.refusal = Some((401, ""))),
+            Mood::NoRevision => {
+                hub.server.set(|state| state.refusal = Some((404, "RevisionNotFound")));
+            }
+            Mood::Pickled => without("model.safetensors"),
+            // The place of the weights, and more than any disk has.
+            Mood::NoRoom => hub.server.set(|state| state.claim = Some((2, 500 << 30))),
+            Mood::NoTokenizer => without("tokenizer.json"),
+            Mood::Unreachable => hub.variables.push(("HF_ENDPOINT", NOWHERE)),
+            Mood::Offline => hub.variables.push(("HF_HUB_OFFLINE", "1")),
+        }
+        hub
     }
 
     fn demo() -> Self {
@@ -47,7 +84,7 @@ impl HubWorld {
     }
 
     /// With the hub's variables, and without those of whoever runs the tests.
-    fn command(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Command {
         let mut command = self.world.command(arguments);
         let theirs = |name: &str| {
             let name = name.to_ascii_uppercase();
@@ -58,7 +95,7 @@ impl HubWorld {
         });
         // Relative: the worker runs in a directory of its own.
         command.env("HF_ENDPOINT", &self.server.url).env("HF_HOME", "hf");
-        command.envs(variables.iter().copied());
+        command.envs(self.variables.iter().chain(variables).copied());
         command
     }
 
@@ -546,7 +583,8 @@ fn a_model_that_is_far_too_large_is_told_at_once() {
         ("model-00001-of-00001.safetensors", &b"x"[..], true),
         ("model.safetensors.index.json", &b"{}"[..], false),
     ];
-    let hub = HubWorld { world: World::new(""), server: Server::start(&files) };
+    let (world, server) = (World::new(""), Server::start(&files));
+    let hub = HubWorld { world, server, variables: Vec::new() };
     let begin = Instant::now();
     let fit = hub.smelt(&["fit", REPO, "--for", "8GB"], &[]);
     assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
@@ -556,4 +594,26 @@ fn a_model_that_is_far_too_large_is_told_at_once() {
     let build = hub.smelt(&["build", REPO, "--memory", "6GiB"], &[]);
     assert_eq!(build.code, Some(5), "{}", build.stderr);
     assert!(hub.fetched().is_empty());
+}
+
+#[test]
+fn a_model_of_a_hub_is_asked_by_its_name_and_its_checkpoint_is_not_forgotten() {
+    let hub = HubWorld::demo();
+    let question = ["--max-tokens", "2", "Hello"];
+    let first = hub.smelt(&[&["chat", REPO], &question[..]].concat(), &[]);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    assert_eq!(hub.fetched().len(), 1);
+    for name in ["tiny-model", "hf:org/tiny-model", "hf.co/org/tiny-model"] {
+        let nobody = [("HF_ENDPOINT", NOWHERE)];
+        let again = hub.smelt(&[&["chat", name], &question[..]].concat(), &nobody);
+        assert_eq!((again.code, &again.stdout), (Some(0), &first.stdout), "{}", again.stderr);
+    }
+    let listed: Value = serde_json::from_str(&hub.smelt(&["ls", "--json"], &[]).stdout).unwrap();
+    assert_eq!(listed["deployments"][0]["from"], format!("hf:{REPO}"));
+    let removed = hub.smelt(&["rm", REPO], &[]);
+    assert_eq!(removed.code, Some(0), "{}", removed.stderr);
+    let (_, folder) = removed.stderr.trim_end().split_once("rm -r ").unwrap();
+    let (folder, _) = folder.split_once(" frees").unwrap();
+    assert_eq!(hub.world.path("").join(folder), hub.folder());
+    assert!(hub.folder().join("blobs").exists());
 }

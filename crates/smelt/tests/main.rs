@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 mod accuracy;
+mod by_name;
 mod calibration;
 mod confinement;
 mod doctor;
@@ -20,6 +21,7 @@ mod keeping;
 mod kill_points;
 mod ladder;
 mod memory;
+mod mistakes;
 mod models;
 mod onnxruntime;
 mod photographs;

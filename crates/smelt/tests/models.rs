@@ -585,5 +585,5 @@ fn what_was_built_with_a_set_is_listed_and_asked_by_its_name() {
     let used_s = listed["deployments"][0]["used_s"].as_i64().unwrap();
     assert!(used_s >= built_s, "{used_s}: who asks it by its name uses it");
     let wrong = ask(&["chat", "absent", "Hello"]);
-    assert!(wrong.code == Some(3) && wrong.stderr.contains("smelt ls"), "{}", wrong.stderr);
+    assert!(wrong.code == Some(2) && wrong.stderr.contains("smelt ls"), "{}", wrong.stderr);
 }

@@ -21,7 +21,7 @@ fn world(pipeline: &str) -> World {
 }
 
 /// A cross-encoder, built once for all tests.
-static RANKS: LazyLock<World> = LazyLock::new(|| {
+pub(crate) static RANKS: LazyLock<World> = LazyLock::new(|| {
     let world = world(RERANKER);
     let report = world.run(&[]);
     assert_eq!(report["status"], "ok", "{report}");

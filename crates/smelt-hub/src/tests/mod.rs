@@ -94,6 +94,18 @@ fn commit() -> Commit {
 }
 
 #[test]
+fn what_was_fetched_of_a_repository_is_counted() {
+    let world = World::new();
+    let (hub, address): (_, Address) = (world.hub(), REPO.parse().unwrap());
+    assert_eq!(hub.cached(&address.repo), None);
+    let commit = hub.resolve(&address).unwrap().commit;
+    hub.download(&address, &commit, &mut |_| {}).unwrap();
+    let bytes = CONFIG.len() + world.weights.len() + "{}".len();
+    let folder = world.dir.path().join("models--org--tiny-model");
+    assert_eq!(hub.cached(&address.repo), Some((folder, bytes as u64)));
+}
+
+#[test]
 fn a_small_file_is_read_and_nothing_is_written() {
     let world = World::new();
     let (repo, hub) = (address().repo, world.hub());

@@ -310,6 +310,40 @@ min-exact = "0.95"
 max-kl-nats = "0.01"
 "#;
 
+/// A deployment of a checkpoint that comes from `from`, quantised on the way.
+const QUANTISED: &str = "smelt = 1\nname = \"t\"\n[stage.c]\nkind = \"source\"\nfrom = \"FROM\"\n\
+    [stage.q]\nkind = \"quantize\"\ncheckpoint = \"c\"\nscheme = \"int8\"\n\
+    [stage.e]\nkind = \"llm-engine-build\"\ncheckpoint = \"q\"\n";
+
+#[test]
+fn where_a_stage_s_model_is_from_is_told_as_people_write_it() {
+    let check = |from: &str, expect: &str| {
+        let text = QUANTISED.replace("FROM", from);
+        let pipeline = Pipeline::parse("t.toml", &text, &Overrides::default()).unwrap();
+        let pin = Pin { path: "/models/x".into(), digest: Digest::of(b"x") };
+        let (repo, commit) = ("org/name".to_owned(), "0".repeat(40));
+        let hub = |text: &str| {
+            let (rest, file) = text.split_once(':').map_or((text, None), |(r, f)| (r, Some(f)));
+            let revision = rest.split_once('@').map_or("main", |(_, revision)| revision);
+            let (revision, file) = (revision.to_owned(), file.map(str::to_owned));
+            let path = "/hf".into();
+            HubPin { repo: repo.clone(), revision, commit: commit.clone(), file, path }
+        };
+        let hubs = pipeline.hubs().into_iter().map(|text| (text.to_owned(), hub(text))).collect();
+        let pins = Pins { paths: [("x".to_owned(), pin)].into(), hubs, ..Pins::default() };
+        let plan = Plan::build(&pipeline, &pins).unwrap();
+        let origin = |name: &str| plan.origin(plan.find(name).unwrap());
+        assert_eq!([origin("c"), origin("e")], [None, Some(expect.to_owned())]);
+    };
+    check("hf:org/name", "hf:org/name");
+    check("hf:org/name@main", "hf:org/name");
+    check("hf:org/name@v2:a-Q4_K_M.gguf", "hf:org/name@v2:a-Q4_K_M.gguf");
+    check("path:x", "path:/models/x");
+    check("synthetic:internvl3-tiny", "synthetic:internvl3-tiny");
+    let alone = plan(&["a:"]).unwrap();
+    assert_eq!(alone.origin(alone.find("a").unwrap()), None);
+}
+
 /// Stores are full of results under these keys.  They change only where a kind's version does: then they are computed
 /// anew, as `key` says.
 #[test]

@@ -4,13 +4,15 @@
 
 use std::path::{Path, PathBuf};
 
+use nix::sys::statvfs::statvfs;
 use smelt_fit::{FitLine, Wanted, table};
 use smelt_plan::pipeline::{Overrides, StageSpec};
 use smelt_plan::{Kind, Pipeline};
 
 use super::fit::{self, Weighed};
-use super::{init, run};
-use crate::console::tell;
+use super::init;
+use super::run::{self, Start};
+use crate::console::{tell, warn};
 use crate::device_profile::{self, Measure};
 use crate::draft;
 use crate::draft::Shape;
@@ -31,20 +33,42 @@ struct Prepared {
 }
 
 pub(crate) fn run(flags: &BuildFlags) -> Result<Exit, Failed> {
-    let source = fit::source(&flags.model)?;
-    let file = init::file_of(&source, flags.out.as_deref());
-    let prepared = match file.exists() {
-        true => again(source, &flags.overrule, file)?,
-        false => anew(source, &flags.overrule, file)?,
-    };
-    let pipeline = prepared.pipeline()?;
-    prepared.words(&pipeline).iter().for_each(tell);
+    let (prepared, pipeline) = prepare(&flags.model, &flags.overrule, flags.out.as_deref())?;
     let run_flags = RunFlags { json: flags.json, ..RunFlags::of(prepared.file.clone()) };
-    let exit = run::run(&run_flags)?;
+    let exit = run::run_as(&run_flags, Start::ByName)?;
     if exit == Exit::Ok {
         next(&prepared.file, &pipeline).iter().for_each(tell);
     }
     Ok(exit)
+}
+
+/// Builds a model on the way to its answer: the file of its pipeline.
+pub(super) fn on_the_way(model: &str) -> Result<PathBuf, Failed> {
+    let (Prepared { file, .. }, _) = prepare(model, &OverruleFlags::default(), None)?;
+    match run::run_as(&RunFlags::of(file.clone()), Start::OnTheWay)? {
+        Exit::Ok => Ok(file),
+        exit => Err(Failed::new(
+            exit,
+            format!("{model} is not built yet; the same command goes on where this one ended"),
+        )),
+    }
+}
+
+/// Writes or finds the pipeline of a model, and tells what it takes.
+fn prepare(
+    model: &str,
+    overrule: &OverruleFlags,
+    out: Option<&Path>,
+) -> Result<(Prepared, Pipeline), Failed> {
+    let source = fit::source(model)?;
+    let file = init::file_of(&source, out);
+    let prepared = match file.exists() {
+        true => again(source, overrule, file)?,
+        false => anew(source, overrule, file)?,
+    };
+    let pipeline = prepared.pipeline()?;
+    prepared.words(&pipeline).iter().for_each(tell);
+    Ok((prepared, pipeline))
 }
 
 /// Writes the pipeline.
@@ -55,7 +79,27 @@ fn anew(source: ModelSource, overrule: &OverruleFlags, file: PathBuf) -> Result<
         Some(Weighed { table, .. }) => (table.lines.into_iter().next(), table.why),
         None => (None, "its pipeline comes with smelt".to_owned()),
     };
+    let tight = line.as_ref().and_then(|line| tight(line.disk_bytes, free_bytes()?));
+    tight.iter().for_each(warn);
     Ok(Prepared { file, line, why })
+}
+
+/// That a disk with so much room may not hold what a build takes, if so: some of it may be there already.
+fn tight(needed_bytes: u64, free_bytes: u64) -> Option<String> {
+    (free_bytes < needed_bytes).then(|| {
+        format!(
+            "the store's disk has {} free, and all that is made and fetched takes {}: set SMELT_CACHE and HF_HOME to a larger disk, or free some by smelt rm and smelt cache gc",
+            bytes(free_bytes),
+            bytes(needed_bytes)
+        )
+    })
+}
+
+/// The room on the disk where the store lies or will lie.
+fn free_bytes() -> Option<u64> {
+    let root = std::path::absolute(load::root().ok()?).ok()?;
+    let disk = statvfs(root.ancestors().find(|place| place.exists())?).ok()?;
+    disk.blocks_available().checked_mul(disk.fragment_size())
 }
 
 /// Takes the pipeline that was written before, if it is one of that model, written with the same words.
@@ -219,6 +263,14 @@ mod tests {
         assert!(asked("smollm2").contains("smelt chat p.toml \""));
         assert!(asked("minilm").contains("smelt embed p.toml"));
         assert!(asked("reranker").contains("smelt rerank p.toml"));
+    }
+
+    #[test]
+    fn a_disk_that_is_too_small_is_told_of_before_it_is_full() {
+        assert_eq!(tight(1 << 30, 1 << 30), None);
+        let told = tight(3 << 30, 1 << 30).unwrap();
+        assert!(told.contains("1.00 GiB free") && told.contains("takes 3.00 GiB"), "{told}");
+        assert!(free_bytes().is_some_and(|free| free > 0));
     }
 
     #[test]

@@ -42,7 +42,12 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let sampling = settings(&flags.sampling, now.as_nanos() as u64 % SEEDS);
     sampling.check().map_err(Failed::usage)?;
     stop::check(&flags.sampling.stop).map_err(Failed::usage)?;
-    let dir = target::directory(&flags.target, &flags.sets)?;
+    if let Some(prompt) = &flags.prompt {
+        not_a_picture(prompt, &format!("smelt chat {}", flags.target.display()))?;
+    }
+    let dir = target::ready(&flags.target, &flags.sets);
+    let dir = dir.map_err(|failed| turned(flags).unwrap_or(failed))?;
+    open::expect(&dir, "chat", &flags.target)?;
     let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
     // However many a server would answer at once: one conversation takes, and tells others that it takes, its own room.
     let kv = KvOptions { kind: flags.kv, max_seq_len, max_slots: Some(1), ..KvOptions::default() };
@@ -110,6 +115,31 @@ pub(super) fn ask(
     details::of_answer(&result).iter().for_each(tell_all);
     tell(summary(&result, &sampling_params.sampling, deployment.text.max_seq_len));
     Ok(result)
+}
+
+/// Endings of the pictures that are read.
+const PICTURES: [&str; 5] = ["png", "jpg", "jpeg", "webp", "gif"];
+
+/// Refuses a question that is a picture's file: it would be asked as a text.
+pub(super) fn not_a_picture(prompt: &str, command: &str) -> Result<(), Failed> {
+    let path = Path::new(prompt);
+    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+    let is_picture = PICTURES.iter().any(|known| known.eq_ignore_ascii_case(ending));
+    match is_picture && path.is_file() {
+        true => Err(Failed::usage(format!(
+            "{prompt} is a picture and no question; show it with: {command} --image {prompt}"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// That the question stands where the model does, if it is so.
+fn turned(flags: &ChatFlags) -> Option<Failed> {
+    let (question, model) = (flags.target.to_str()?, flags.prompt.as_ref()?);
+    let is_turned = question.contains(char::is_whitespace) && target::is_known(Path::new(model));
+    is_turned.then(|| {
+        Failed::usage(format!("the model is named first: smelt chat {model} \"{question}\""))
+    })
 }
 
 /// What runs call it that wait for the memory that it may take.

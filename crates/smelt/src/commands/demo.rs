@@ -25,6 +25,7 @@ This model knows pictures of coloured shapes and signs, and nothing else.  Try n
   smelt doctor                                      what would make builds of real models fail here";
 
 pub(crate) fn run(flags: &DemoFlags) -> Result<Exit, Failed> {
+    flags.prompt.iter().try_for_each(|prompt| chat::not_a_picture(prompt, "smelt demo"))?;
     let own = (!flags.image.is_empty()).then(|| chat::pictures(&flags.image)).transpose()?;
     let carried = carried::unpack()?;
     let (shown, paths, usual) = match own {

@@ -9,7 +9,8 @@ use crate::exit::{Exit, Failed};
 use crate::flags::EmbedFlags;
 
 pub(crate) fn run(flags: &EmbedFlags) -> Result<Exit, Failed> {
-    let dir = target::directory(&flags.target, &flags.sets)?;
+    let dir = target::ready(&flags.target, &flags.sets)?;
+    open::expect(&dir, "embed", &flags.target)?;
     let encoder = open::encoder(&dir, &|_| ())?;
     let mut embeddings = Vec::new();
     for text in &flags.texts {

@@ -14,21 +14,25 @@ pub(crate) fn run(flags: &ListFlags) -> Result<Exit, Failed> {
     let root = load::root()?;
     let all = built::all()?;
     if flags.json {
-        let list: Vec<Value> = all.iter().map(Built::as_json).collect();
+        let list: Vec<Value> = all.iter().map(|built| built.as_json(&all)).collect();
         answer(format_args!("{}\n", json!({ "store": root, "deployments": list })))?;
         return Ok(Exit::Ok);
     }
     if all.is_empty() {
-        tell(format_args!("no deployment is built in {}; `smelt run` builds one", root.display()));
+        tell(format_args!(
+            "nothing is built in {}; smelt build MODEL builds a model by its name, and smelt demo asks one now",
+            root.display()
+        ));
         return Ok(Exit::Ok);
     }
-    let header = ["Name", "Model", "Does", "Size", "Used", "Built (UTC)", "Pipeline"];
+    let header = ["Name", "Digest", "Does", "From", "Size", "Used", "Built (UTC)", "Pipeline"];
     let mut table = Table::new(&header);
     for built in &all {
         table.row([
-            built.tree.short(),
             built.model.clone(),
+            built.tree.short(),
             built.kind.to_owned(),
+            built.from.clone().unwrap_or_else(|| "-".to_owned()),
             bytes(built.bytes),
             ago(built.idle_ns),
             built.run.as_ref().map_or_else(|| "-".to_owned(), RunId::began),
@@ -36,7 +40,10 @@ pub(crate) fn run(flags: &ListFlags) -> Result<Exit, Failed> {
         ]);
     }
     answer(table)?;
-    tell("ask one by its name, as in: smelt chat NAME");
+    if let Some(last) = all.first() {
+        let (command, name) = (last.asked_by(), last.name(&all));
+        tell(format_args!("ask one by its name or its digest, as in: smelt {command} {name}"));
+    }
     Ok(Exit::Ok)
 }
 

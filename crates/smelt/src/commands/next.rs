@@ -17,6 +17,9 @@ const FOLDERS: [&str; 2] = ["", "pipelines"];
 const FILES_MAX: usize = 1000;
 /// Pipelines are short where people write them.
 const PIPELINE_BYTES_MAX: u64 = 1 << 20;
+/// The least model of texts that is known by name, and one that sees.
+const SMALLEST: &str = "smollm2";
+const MODEL: &str = "internvl3-1b";
 /// So many of a kind are named.
 const NAMED_MAX: usize = 2;
 
@@ -32,6 +35,8 @@ struct Here {
     /// The store, as it is named.
     store: PathBuf,
     pipelines: Vec<PathBuf>,
+    /// Those of which no deployment is built.
+    unbuilt: Vec<PathBuf>,
     /// The deployments by the names to ask them by, those used last first, and what each does.
     built: Vec<(String, String)>,
     /// Pipelines whose last runs did not end.
@@ -41,19 +46,29 @@ struct Here {
 impl Here {
     /// What cannot be read is not here: a command that needs it will say why.
     fn look() -> Self {
-        let pipelines = FOLDERS.iter().flat_map(|folder| pipelines(Path::new(folder))).collect();
-        let Ok(store) = load::root() else { return Self { pipelines, ..Self::default() } };
+        let found = FOLDERS.iter().flat_map(|folder| pipelines(Path::new(folder)));
+        let pipelines: Vec<PathBuf> = found.collect();
+        let unbuilt = pipelines.clone();
+        let Ok(store) = load::root() else { return Self { pipelines, unbuilt, ..Self::default() } };
         if !store.exists() {
-            return Self { store, pipelines, ..Self::default() };
+            return Self { store, pipelines, unbuilt, ..Self::default() };
         }
         let all = built::all().unwrap_or_default();
-        let name = |built: &Built| (name(&all, built), built.kind.to_owned());
+        let unbuilt = unbuilt.into_iter().filter(|file| !is_built(&all, file)).collect();
+        let name = |built: &Built| (built.name(&all), built.kind.to_owned());
         let built = all.iter().map(name).collect();
         let left = History::open().map(|history| unfinished::all(&history).open);
         let left = left.unwrap_or_default().into_iter();
         let unfinished = left.map(|(_, _, open)| open.pipeline).collect();
-        Self { store, pipelines, built, unfinished }
+        Self { store, pipelines, unbuilt, built, unfinished }
     }
+}
+
+/// Whether a deployment was built of a pipeline's file.
+fn is_built(all: &[Built], file: &Path) -> bool {
+    let file = std::path::absolute(file).ok();
+    let own = |built: &Built| std::path::absolute(built.file.as_ref()?).ok();
+    file.is_some() && all.iter().any(|built| own(built) == file)
 }
 
 /// The pipeline files in a folder, by name: those that fetch nothing from a hub first.
@@ -84,14 +99,6 @@ fn is_version(line: &str) -> bool {
     value.is_some_and(|value| value.starts_with(|first: char| first.is_ascii_digit()))
 }
 
-/// What a deployment is asked by: its model's name, where no other has it.
-fn name(all: &[Built], built: &Built) -> String {
-    match all.iter().filter(|other| other.model == built.model).count() {
-        1 => built.model.clone(),
-        _ => built.tree.short(),
-    }
-}
-
 /// A command, and what it does.
 type Row = [String; 2];
 
@@ -106,9 +113,10 @@ fn advice(here: &Here) -> String {
     let mut rows: Vec<Row> = Vec::new();
     rows.extend((!here.unfinished.is_empty()).then(resume));
     rows.extend(of_built(&here.built));
-    rows.extend(of_pipelines(&here.pipelines));
+    rows.extend(of_pipelines(&here.unbuilt));
     let demo = || row("smelt demo", "an answer now, by a model that smelt carries");
     rows.extend(here.built.is_empty().then(demo));
+    rows.extend(of_names(here));
     rows.push(row("smelt doctor", "what would make builds fail or slow on this device"));
     rows.push(row("smelt --help", "every command"));
     let width = rows.iter().map(|[command, _]| command.chars().count()).max().unwrap_or_default();
@@ -118,7 +126,7 @@ fn advice(here: &Here) -> String {
 
 fn of_built(built: &[(String, String)]) -> Vec<Row> {
     let ask = |(name, does): &(String, String)| {
-        row(format!("smelt {} {name}", asked_by(does)), does.as_str())
+        row(format!("smelt {} {name}", built::asked_by(does)), does.as_str())
     };
     let mut rows: Vec<Row> = built.iter().take(NAMED_MAX).map(ask).collect();
     if built.len() > NAMED_MAX {
@@ -127,13 +135,14 @@ fn of_built(built: &[(String, String)]) -> Vec<Row> {
     rows
 }
 
-/// The command that asks a deployment that does this.
-fn asked_by(does: &str) -> &'static str {
-    match does.split(' ').next() {
-        Some("embeds") => "embed",
-        Some("scores") => "rerank",
-        Some("classifies") => "serve",
-        _ => "chat",
+/// Models by name, for who has no pipeline to build.
+fn of_names(here: &Here) -> Vec<Row> {
+    let fit = row(format!("smelt fit {MODEL}"), "what of a model this device can hold");
+    let build = row(format!("smelt chat {SMALLEST}"), "builds a small model of texts, and asks it");
+    match (here.unbuilt.is_empty(), here.built.is_empty()) {
+        (false, _) => Vec::new(),
+        (true, true) => vec![build, fit],
+        (true, false) => vec![fit],
     }
 }
 
@@ -169,12 +178,14 @@ fn what(here: &Here) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shipped;
 
     fn here(pipelines: &[&str], built: &[(&str, &str)], unfinished: &[&str]) -> Here {
         let text = |text: &&str| (*text).to_owned();
         Here {
             store: "cache".into(),
             pipelines: pipelines.iter().map(PathBuf::from).collect(),
+            unbuilt: pipelines.iter().map(PathBuf::from).collect(),
             built: built.iter().map(|(name, does)| (text(name), text(does))).collect(),
             unfinished: unfinished.iter().map(text).collect(),
         }
@@ -190,7 +201,14 @@ mod tests {
     #[test]
     fn a_newcomer_is_shown_the_demo() {
         let nothing = here(&[], &[], &[]);
-        assert_eq!(commands(&nothing), ["smelt demo", "smelt doctor", "smelt --help"]);
+        let expect = [
+            "smelt demo",
+            "smelt chat smollm2",
+            "smelt fit internvl3-1b",
+            "smelt doctor",
+            "smelt --help",
+        ];
+        assert_eq!(commands(&nothing), expect);
         assert!(
             advice(&nothing).starts_with("Nothing that can be asked is built in cache, and no")
         );
@@ -215,6 +233,27 @@ mod tests {
         let text = advice(&all);
         assert!(text.contains("goes on with one, two and 1 more"), "{text}");
         assert!(text.contains("builds it (another pipeline is here)"), "{text}");
+    }
+
+    #[test]
+    fn a_pipeline_that_is_built_is_asked_and_not_built_again() {
+        let built =
+            Here { unbuilt: Vec::new(), ..here(&["p.toml"], &[("m", "answers texts")], &[]) };
+        let expect = ["smelt chat m", "smelt fit internvl3-1b", "smelt doctor", "smelt --help"];
+        assert_eq!(commands(&built), expect);
+        assert!(advice(&built).contains("and a pipeline is here"), "{}", advice(&built));
+        let of_p = Built {
+            file: Some(std::path::absolute("p.toml").unwrap()),
+            ..built::of_model("m", smelt_plan::Digest::of(b"m"))
+        };
+        assert!(is_built(&[of_p], Path::new("p.toml")) && !is_built(&[], Path::new("p.toml")));
+    }
+
+    #[test]
+    fn names_that_are_advised_are_known() {
+        for name in [SMALLEST, MODEL] {
+            assert!(shipped::models().iter().any(|model| model.is_called(name)), "{name}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use smelt_runtime::embed::{self, SentenceEncoder};
 use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::score::{self, CrossEncoder};
 
+use crate::built;
 use crate::console;
 use crate::device::BACKENDS;
 use crate::exit::Failed;
@@ -64,6 +65,20 @@ pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
     let chosen = chosen.collect::<Result<Vec<_>, _>>().map_err(DeploymentError::from)?;
     let engines = chosen.into_iter().flat_map(engines).collect();
     Ok(Heading { model, engines, slots, does })
+}
+
+/// Refuses a deployment that `command` does not ask, with the command that does; `target` is what it was called.
+pub(super) fn expect(dir: &Path, command: &str, target: &Path) -> Result<(), Failed> {
+    // What cannot be read is refused where it is opened.
+    let Some(does) = built::does(dir) else { return Ok(()) };
+    let (own, target) = (built::asked_by(does), target.display());
+    let at = if own == "serve" { ", at /predict" } else { "" };
+    match own == command {
+        true => Ok(()),
+        false => {
+            Err(Failed::model(format!("{target} {does}; ask it with: smelt {own} {target}{at}")))
+        }
+    }
 }
 
 /// An engine's directory, and those of its grids where it has several.

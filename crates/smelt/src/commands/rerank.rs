@@ -8,12 +8,9 @@ use crate::exit::{Exit, Failed};
 use crate::flags::RerankFlags;
 
 pub(crate) fn run(flags: &RerankFlags) -> Result<Exit, Failed> {
-    let dir = target::directory(&flags.target, &flags.sets)?;
+    let dir = target::ready(&flags.target, &flags.sets)?;
+    open::expect(&dir, "rerank", &flags.target)?;
     let encoder = open::cross_encoder(&dir, &|_| ())?;
-    if encoder.spec().classifies() {
-        let why = "classifies texts and ranks none; serve it, and ask it at /predict";
-        return Err(Failed::model(format!("the model {:?} {why}", encoder.spec().model)));
-    }
     let mut scores = Vec::new();
     for (index, text) in flags.texts.iter().enumerate() {
         let score = encoder.scores([&flags.query, text]).map_err(Failed::model)?;

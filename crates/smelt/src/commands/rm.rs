@@ -3,15 +3,19 @@
 use std::collections::BTreeSet;
 
 use smelt_exec::clear_dead_runs;
+use smelt_hub::{Address, Hub};
 use smelt_plan::Digest;
+use smelt_plan::text::nearest;
 use smelt_store::{Inventory, OutputItem, Store, Wait};
 
+use super::target;
 use crate::built::{self, Built};
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::RmFlags;
 use crate::leftovers::left_behind;
 use crate::load;
+use crate::model_name::{ModelName, Present};
 use crate::table::bytes;
 
 pub(crate) fn run(flags: &RmFlags) -> Result<Exit, Failed> {
@@ -19,7 +23,8 @@ pub(crate) fn run(flags: &RmFlags) -> Result<Exit, Failed> {
     let mut all = built::all()?;
     // Names are told apart before the first one goes.
     let meant = flags.names.iter().map(|name| find(&all, name));
-    let meant: BTreeSet<Digest> = meant.collect::<Result<_, _>>()?;
+    let meant = meant.collect::<Result<Vec<_>, _>>()?.concat();
+    let meant: BTreeSet<Digest> = meant.into_iter().collect();
     let store = Store::open(&root, Wait::Yes)?;
     // What dead runs held is nobody's.
     clear_dead_runs(&store, &mut left_behind)?;
@@ -31,13 +36,21 @@ pub(crate) fn run(flags: &RmFlags) -> Result<Exit, Failed> {
     Ok(Exit::Ok)
 }
 
-/// The deployment that somebody calls `name`.
-fn find(all: &[Built], name: &str) -> Result<Digest, Failed> {
-    let found = built::named(all, name)?;
-    found.map(|built| built.tree).ok_or_else(|| {
-        let why = format!("no deployment is called {name}; `smelt ls` lists those there are");
-        Failed::new(Exit::StageFailed, why)
-    })
+/// The deployments that somebody calls `name`: one, or what was built again and again of one.
+fn find(all: &[Built], name: &str) -> Result<Vec<Digest>, Failed> {
+    let mut found = built::meant(all, name);
+    if found.is_empty()
+        && let Ok(ModelName::Model(source)) = ModelName::read(name, &Present::of(name, all))
+    {
+        found = target::made_of(all, &source);
+    }
+    if built::only(&found, name)?.is_none() {
+        let near = nearest(name, all.iter().map(|built| built.model.as_str()));
+        let near = near.map_or_else(String::new, |near| format!(", but {near}"));
+        let why = format!("no deployment is called {name}{near}; `smelt ls` lists those there are");
+        return Err(Failed::new(Exit::StageFailed, why));
+    }
+    Ok(found.iter().map(|built| built.tree).collect())
 }
 
 /// Removes a deployment, its engines and, with the last deployment of its pipeline, what else that pipeline's last run
@@ -69,7 +82,21 @@ fn free(store: &Store, built: &Built, others: &[Built]) -> Result<(), Failed> {
         let pipeline = &built.pipeline;
         tell(format_args!("what {pipeline} made on the way stays: {} is of it", called(other)));
     }
+    if !others.iter().any(|other| other.from == built.from) {
+        checkpoint_left(built).iter().for_each(tell);
+    }
     Ok(())
+}
+
+/// That the checkpoint it was made of stays, where the hub's cache has it, and how to be rid of that.
+fn checkpoint_left(built: &Built) -> Option<String> {
+    let from = built.from.as_ref()?;
+    let address: Address = from.strip_prefix("hf:")?.parse().ok()?;
+    let (folder, size) = Hub::from_env().ok()?.cached(&address.repo)?;
+    let (folder, size) = (folder.display(), bytes(size));
+    Some(format!(
+        "its checkpoint {from} stays: {size} in a cache that others share; rm -r {folder} frees them"
+    ))
 }
 
 /// Why a deployment cannot be removed.

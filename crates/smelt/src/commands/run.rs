@@ -1,6 +1,7 @@
 //! `smelt run`: builds what a pipeline describes and prints the summary.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
@@ -42,6 +43,10 @@ pub(crate) enum Start {
     ByUser,
     /// Nobody: the board has booted.
     AfterBoot,
+    /// Somebody who named a model, of which nothing but the deployment is wanted.
+    ByName,
+    /// The same on the way to an answer: standard output is for that.
+    OnTheWay,
 }
 
 pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
@@ -54,13 +59,17 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let access = Access::Build(wait, stop);
     let memo = Memo::of(flags)?;
     if let Some(report) = memo.as_ref().map(|memo| memo.recall(&access)).transpose()?.flatten() {
-        return answer_report(flags, &report);
+        return answer_report(flags, &report, start);
     }
     let loaded = load::plan(&flags.pipeline, access)?;
     let Loaded { plan, store, .. } = &loaded;
     let confinement = Confinement::find().map_err(Failed::usage)?;
     if flags.require_confinement {
         require_confinement(plan, &confinement)?;
+    }
+    let is_by_name = matches!(start, Start::ByName | Start::OnTheWay);
+    if is_by_name {
+        refuse(&loaded, &flags.pipeline.pipeline)?;
     }
     let mut wishes = wishes(flags, plan)?;
     let signatures = &user_signatures::signatures(&flags.pipeline.pipeline)?;
@@ -75,7 +84,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     wishes.earlier = ladder::earlier(plan, &left);
     let run = match store.begin_run(SystemTime::now()) {
         Err(error) if error.is_disk_full() => {
-            return answer_report(flags, &not_begun(plan, &wishes, &error));
+            return answer_report(flags, &not_begun(plan, &wishes, &error), start);
         }
         begun => begun?,
     };
@@ -83,7 +92,9 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     if let Some(line) = tools::count_now(plan, &last) {
         tell(format_args!("smelt: {line}"));
     }
-    warn_of_refusals(&loaded, &last, &wishes)?;
+    if !is_by_name {
+        warn_of_refusals(&loaded, &last, &wishes)?;
+    }
     let folder = flags.pipeline.folder();
     exposed::lines(plan, folder, store.root(), confinement.way).into_iter().for_each(warn);
     let alike = Alike::read(store);
@@ -132,7 +143,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         let _ = memo.keep(&loaded, &report);
     }
     finish(run);
-    let exit = answer_report(flags, &report)?;
+    let exit = answer_report(flags, &report, start)?;
     if report.status == RunStatus::Rebooting {
         reboot::reboot(store.root());
     }
@@ -142,14 +153,25 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
 /// Says what will be refused at its end; the rest is built all the same, and is of use when that is mended.
 fn warn_of_refusals(loaded: &Loaded, last: &LastRun, wishes: &Wishes) -> Result<(), Failed> {
     let plan = &loaded.plan;
-    if refusals::may_be(plan) {
-        let story = Story::of(loaded, last)?;
-        let refusals = refusals::of(&Checkpoints::of(plan, &story));
-        let wanted = plan.wanted(&wishes.only);
-        let refused = refusals.iter().filter(|(id, _)| wanted.contains(id));
-        refused.for_each(|(&id, why)| warn(refusals::line(plan, id, why)));
-    }
+    let (refusals, wanted) = (foreseen(loaded, last)?, plan.wanted(&wishes.only));
+    let refused = refusals.iter().filter(|(id, _)| wanted.contains(id));
+    refused.for_each(|(&id, why)| warn(refusals::line(plan, id, why)));
     Ok(())
+}
+
+/// Refuses now what would be refused at its end.
+fn refuse(loaded: &Loaded, pipeline: &Path) -> Result<(), Failed> {
+    let refusals = foreseen(loaded, &LastRun::read(&loaded.store, pipeline))?;
+    refusals.into_values().next().map_or(Ok(()), |why| Err(Failed::model(why)))
+}
+
+/// The stages that will be refused, and why.
+fn foreseen(loaded: &Loaded, last: &LastRun) -> Result<BTreeMap<StageId, String>, Failed> {
+    let plan = &loaded.plan;
+    if !refusals::may_be(plan) {
+        return Ok(BTreeMap::new());
+    }
+    Ok(refusals::of(&Checkpoints::of(plan, &Story::of(loaded, last)?)))
 }
 
 /// Refuses what the kernel would not hold.
@@ -199,8 +221,10 @@ fn not_begun(plan: &Plan, wishes: &Wishes, error: &StoreError) -> RunReport {
     }
 }
 
-fn answer_report(flags: &RunFlags, report: &RunReport) -> Result<Exit, Failed> {
-    if flags.json {
+fn answer_report(flags: &RunFlags, report: &RunReport, start: Start) -> Result<Exit, Failed> {
+    if start == Start::OnTheWay {
+        tell(table::summary(report));
+    } else if flags.json {
         let text = serde_json::to_string(report).expect("a report holds only plain data");
         answer(format_args!("{text}\n"))?;
     } else {
@@ -218,6 +242,17 @@ fn stop_flag() -> Result<Arc<AtomicBool>, Failed> {
         })?;
     }
     Ok(stop)
+}
+
+/// Lets SIGINT and SIGTERM end this process again, as they did before a run listened to them.
+pub(crate) fn listen_no_more() -> Result<(), Failed> {
+    let always = Arc::new(AtomicBool::new(true));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_default(signal, always.clone()).map_err(
+            |error| Failed::new(Exit::StageFailed, format!("cannot leave signals alone: {error}")),
+        )?;
+    }
+    Ok(())
 }
 
 fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {

@@ -51,20 +51,24 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     if let Some(folder) = &flags.golden {
         golden_questions(folder)?;
     }
+    let targets = flags.targets.iter().map(|target| {
+        let built = target::build_missing(target, &flags.sets)?;
+        Ok(built.unwrap_or_else(|| target.clone()))
+    });
+    let targets = targets.collect::<Result<Vec<_>, Failed>>()?;
     // What is wrong with the flags is told as with those of any command; all else is the log.
     begin_log(flags.log_json);
     warnings.into_iter().for_each(warn);
     let names = flags.model_name.iter().cloned().map(Some).chain(std::iter::repeat(None));
     let holds = Arc::new(Leases::new(flags.targets.len()));
-    let loads: Vec<Load> = flags
-        .targets
-        .iter()
+    let loads: Vec<Load> = targets
+        .into_iter()
         .zip(names)
         .enumerate()
         .map(|(at, (target, name))| Load {
             at,
             holds: Arc::clone(&holds),
-            target: target.clone(),
+            target,
             sets: flags.sets.clone(),
             name,
             kv: kv(&flags.memory),

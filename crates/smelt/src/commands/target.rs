@@ -1,4 +1,4 @@
-//! Finds the deployments that a command asks: directories, or outputs of a pipeline's stages.
+//! Finds the deployments that a command asks: by what a person calls a model, directories, outputs of a pipeline's stages.
 //!
 //! `PIPELINE` stands for its deployment stage, `PIPELINE#STAGE` for one of several.
 
@@ -8,10 +8,21 @@ use smelt_plan::{Kind, Plan, StageId};
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
 use smelt_store::{Store, Wait};
 
-use crate::built;
+#[cfg(not(feature = "build"))]
+use super::absent;
+#[cfg(feature = "build")]
+use super::{build, run};
+use crate::built::{self, Built};
+use crate::carried;
+use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::load::{self, Access, Loaded};
+use crate::model_name::{ModelName, ModelSource, Place, Present};
+use crate::pins;
+
+/// The model that smelt carries is built wherever it is asked for.
+const DEMO: &str = "demo";
 
 /// A deployment and what to call it.
 pub(super) struct Target {
@@ -21,29 +32,164 @@ pub(super) struct Target {
     pub(super) stages: Vec<String>,
 }
 
-/// The one deployment that `target` names: its directory.
-pub(super) fn directory(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
-    if target.is_dir() {
-        return given(target);
-    }
-    if let Some(built) = listed(target)? {
-        return Ok(built);
-    }
-    let found = in_pipeline(target, sets);
-    found.map_err(|failed| failed.or(&instead(target)))
+/// What somebody means by a target.
+enum Meant {
+    /// The deployment in a directory, in the store or elsewhere.
+    Here(PathBuf),
+    /// A pipeline's file, with a stage or without.
+    Pipeline(PathBuf),
+    /// A model of which nothing is built.
+    Missing(ModelSource),
 }
 
-/// The deployment that the store lists by that name, if no file has it.
-fn listed(target: &Path) -> Result<Option<PathBuf>, Failed> {
-    let text = target.to_str().filter(|text| !target.exists() && !text.contains(['/', '#']));
-    let (Some(text), true) = (text, load::root()?.exists()) else { return Ok(None) };
-    let all = built::all()?;
-    let Some(built) = built::named(&all, text)? else { return Ok(None) };
+/// The one deployment that `target` names: its directory.
+pub(super) fn directory(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
+    match meant(target)? {
+        Meant::Here(dir) => Ok(dir),
+        Meant::Pipeline(pipeline) => {
+            let found = in_pipeline(&pipeline, sets);
+            found.map_err(|failed| failed.or(&instead(&pipeline)))
+        }
+        Meant::Missing(source) => Err(not_built(target, &source)),
+    }
+}
+
+/// The same of a command that answers itself: a model of which nothing is built is built first.
+pub(super) fn ready(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
+    let Some(pipeline) = build_missing(target, sets)? else { return directory(target, sets) };
+    #[cfg(feature = "build")]
+    run::listen_no_more()?;
+    in_pipeline(&pipeline, sets)
+}
+
+/// Builds the model that `target` names, where nothing is built of it: the pipeline's file.
+pub(super) fn build_missing(target: &Path, sets: &[String]) -> Result<Option<PathBuf>, Failed> {
+    let (Some(text), Meant::Missing(source)) = (target.to_str(), meant(target)?) else {
+        return Ok(None);
+    };
+    if is_nothing(&source) {
+        return Err(not_built(target, &source));
+    }
+    if !sets.is_empty() {
+        let why = format!("nothing is built of {text}, and --set is for pipelines; leave it out");
+        return Err(Failed::usage(why));
+    }
+    tell(format_args!(
+        "nothing is built of {text} yet, so it is built first, as by: smelt build {text}"
+    ));
+    on_the_way(text).map(Some)
+}
+
+#[cfg(feature = "build")]
+fn on_the_way(model: &str) -> Result<PathBuf, Failed> {
+    build::on_the_way(model)
+}
+
+/// What only serves builds nothing.
+#[cfg(not(feature = "build"))]
+fn on_the_way(_: &str) -> Result<PathBuf, Failed> {
+    Err(absent::refused("build"))
+}
+
+/// Whether `target` names something that can be asked or built.
+pub(super) fn is_known(target: &Path) -> bool {
+    meant(target).is_ok()
+}
+
+fn meant(target: &Path) -> Result<Meant, Failed> {
+    let Some(text) = target.to_str() else { return Ok(Meant::Pipeline(target.to_owned())) };
+    let place = Present::of(text, &[]).place;
+    let is_pipeline = place == Place::File && !is_gguf(target);
+    // What lies here needs no store.
+    let needs_store = !is_pipeline && place != Place::Deployment;
+    let all = if needs_store { built::all()? } else { Vec::new() };
+    if text == DEMO && place == Place::Nothing && built::meant(&all, text).is_empty() {
+        return Ok(Meant::Here(carried::unpack()?.deployment));
+    }
+    Ok(match ModelName::read(text, &Present { place, built: &all })? {
+        ModelName::Deployment(dir) => Meant::Here(dir),
+        ModelName::Pipeline(pipeline) => Meant::Pipeline(pipeline),
+        ModelName::Built(dir) => {
+            let found = built::meant(&all, text);
+            Meant::Here(found.first().map_or(Ok(dir), |last| of_store(last, &found))?)
+        }
+        ModelName::Model(source) => {
+            let found = made_of(&all, &source);
+            match built::only(&found, text)? {
+                Some(last) => Meant::Here(of_store(last, &found)?),
+                None => Meant::Missing(source),
+            }
+        }
+    })
+}
+
+/// Whether a directory or a file is nothing that could be built.
+fn is_nothing(source: &ModelSource) -> bool {
+    let ModelSource::Path(path) = source else { return false };
+    !pins::may_be_checkpoint(path).unwrap_or(false)
+}
+
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "gguf")
+}
+
+/// That nothing is built of a model, and how to change that.
+fn not_built(target: &Path, source: &ModelSource) -> Failed {
+    if let (true, ModelSource::Path(path)) = (is_nothing(source), source) {
+        return Failed::usage(format!(
+            "{} is no deployment: it has no {DEPLOYMENT_FILE}, and nothing of a checkpoint either; name a pipeline, a model, or a deployment's directory",
+            path.display()
+        ));
+    }
+    let target = target.display();
+    let why = format!("nothing is built of {target}; build it with: smelt build {target}");
+    Failed::new(Exit::StageFailed, why)
+}
+
+/// The deployments whose model comes from `source`: of a pipeline that was named only its own.
+pub(super) fn made_of<'a>(all: &'a [Built], source: &ModelSource) -> Vec<&'a Built> {
+    let from = match source {
+        ModelSource::Path(path) => {
+            let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+            Some(format!("path:{}", real.display()))
+        }
+        other => other.from(),
+    };
+    let choice = source.choice();
+    let is_of = |built: &&Built| match (&from, choice) {
+        (Some(from), _) => built.from.as_ref().is_some_and(|own| own.eq_ignore_ascii_case(from)),
+        (None, Some(choice)) => built.model == choice.model.deployment,
+        (None, None) => false,
+    };
+    let named = choice.and_then(|choice| choice.pipeline);
+    let is_named = |built: &&Built| named.is_none_or(|named| built.pipeline == named.name);
+    all.iter().filter(is_of).filter(is_named).collect()
+}
+
+/// The directory of a deployment of the store, of which it is noted that it was used.  Of one that was built again and
+/// again it is what its pipeline leads to now, else the `last` that was used.
+fn of_store(last: &Built, all: &[&Built]) -> Result<PathBuf, Failed> {
+    let built = match all {
+        [_] => last,
+        _ => as_it_is_now(last, all).unwrap_or_else(|| {
+            let (model, digest) = (&last.model, last.tree.short());
+            tell(format_args!("{model} was built several times; {digest}, used last, is asked"));
+            last
+        }),
+    };
     // No look-up finds it, which would write that down; on a read-only disk nobody can.
     if let Ok(store) = Store::open(&load::root()?, Wait::No) {
         store.note_used(&built.tree);
     }
-    Ok(Some(built.dir.clone()))
+    Ok(built.dir.clone())
+}
+
+/// The one that the pipeline's stage leads to now, if that is built.
+fn as_it_is_now<'a>(last: &Built, all: &[&'a Built]) -> Option<&'a Built> {
+    let file = last.file.as_ref().filter(|file| file.is_file())?;
+    let target = format!("{}#{}", file.to_str()?, last.stage);
+    let dir = in_pipeline(Path::new(&target), &last.sets).ok()?;
+    all.iter().copied().find(|built| built.dir.file_name() == dir.file_name())
 }
 
 /// What could be named instead; nothing where nobody knows.
@@ -73,12 +219,16 @@ fn in_pipeline(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
 pub(super) fn all(targets: &[PathBuf], sets: &[String]) -> Result<Vec<Target>, Failed> {
     let mut found = Vec::new();
     for target in targets {
-        if target.is_dir() {
-            let name = target.display().to_string();
-            found.push((name.clone(), Target { name, dir: given(target)?, stages: Vec::new() }));
-            continue;
-        }
-        let asked = Asked::new(target, sets)?;
+        let pipeline = match meant(target)? {
+            Meant::Pipeline(pipeline) => pipeline,
+            Meant::Missing(source) => return Err(not_built(target, &source)),
+            Meant::Here(dir) => {
+                let name = target.display().to_string();
+                found.push((name.clone(), Target { name, dir, stages: Vec::new() }));
+                continue;
+            }
+        };
+        let asked = Asked::new(&pipeline, sets)?;
         for stage in asked.stages()? {
             let name = asked.name(stage);
             let full = format!("{}#{name}", asked.flags.pipeline.display());
@@ -93,17 +243,6 @@ pub(super) fn all(targets: &[PathBuf], sets: &[String]) -> Result<Vec<Target>, F
         false => target,
     };
     Ok(found.into_iter().zip(twice).map(called).collect())
-}
-
-/// A directory, which must be a deployment.
-fn given(dir: &Path) -> Result<PathBuf, Failed> {
-    if dir.join(DEPLOYMENT_FILE).exists() {
-        return Ok(dir.to_owned());
-    }
-    Err(Failed::usage(format!(
-        "{} is no deployment: it has no {DEPLOYMENT_FILE}; name a pipeline or a deployment's directory",
-        dir.display()
-    )))
 }
 
 /// A pipeline that was asked for, and perhaps one of its stages.

@@ -157,6 +157,9 @@ pub(crate) struct MemoryFlags {
 }
 
 fn addr(text: &str) -> Result<SocketAddr, String> {
+    if text.parse::<u16>().is_ok() {
+        return Err(format!("the host is missing, as in 127.0.0.1:{text}"));
+    }
     let found = text.to_socket_addrs().map_err(|error| error.to_string())?;
     found.into_iter().next().ok_or_else(|| "the host has no address".to_owned())
 }
