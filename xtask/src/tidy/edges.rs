@@ -11,7 +11,7 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 21] = [
+const EDGES: [(&str, &[&str]); 22] = [
     ("smelt-random", &[]),
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
@@ -26,6 +26,7 @@ const EDGES: [(&str, &[&str]); 21] = [
     ("smelt-doctor", &["smelt-watch"]),
     ("smelt-store", &["smelt-plan", "smelt-random"]),
     ("smelt-engine", &["smelt-backend", "smelt-tensor"]),
+    ("smelt-cuda", &["smelt-backend", "smelt-random", "smelt-tensor"]),
     (
         "smelt-engine-build",
         &["smelt-backend", "smelt-onnx", "smelt-tensor", "smelt-model", "smelt-engine"],
@@ -59,8 +60,8 @@ const EDGES: [(&str, &[&str]); 21] = [
 
 /// What opens and runs engines, and what makes them: a program that only serves links no exporter, quantiser or
 /// reference, and reads no checkpoints.
-const RUNS: [&str; 5] =
-    ["smelt-tensor", "smelt-backend", "smelt-engine", "smelt-runtime", "smelt-serve"];
+const RUNS: [&str; 6] =
+    ["smelt-tensor", "smelt-backend", "smelt-engine", "smelt-cuda", "smelt-runtime", "smelt-serve"];
 const BUILDS: [&str; 3] = ["smelt-onnx", "smelt-model", "smelt-engine-build"];
 
 pub(super) fn check() -> Result<Vec<String>> {

@@ -1,0 +1,19 @@
+//! Runs engines on NVIDIA's GPUs: the driver, what is asked of it as plain data, and a device that only records.
+//!
+//! A step is a list of [`Launch`]es that pure functions make; a [`Driver`] does them.  There are two: libcuda, which is
+//! looked for when it is asked for and never linked, and `recording`, which needs no GPU.  `unsafe` is in the modules
+//! below [`driver`] alone.  Knows no checkpoints, requests, pipelines or HTTP.
+
+mod address;
+mod card;
+pub mod driver;
+mod launch;
+pub mod owned;
+
+pub use address::DeviceAddress;
+pub use card::{CardFacts, Sm};
+pub use driver::{
+    CapturedGraph, Driver, DriverError, Event, GraphExec, HostBytes, MemoryInfo, Module, Priority,
+    Stream,
+};
+pub use launch::{Arg, Function, Launch, LaunchArgs};
