@@ -6,6 +6,7 @@
 
 mod address;
 mod card;
+pub mod decoder;
 pub mod driver;
 mod launch;
 pub mod owned;
