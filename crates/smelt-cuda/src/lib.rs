@@ -9,6 +9,8 @@ mod card;
 pub mod driver;
 mod launch;
 pub mod owned;
+#[cfg(any(test, feature = "recording"))]
+pub mod recording;
 
 pub use address::DeviceAddress;
 pub use card::{CardFacts, Sm};
