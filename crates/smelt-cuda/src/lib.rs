@@ -10,6 +10,8 @@ pub mod decoder;
 pub mod driver;
 mod launch;
 pub mod owned;
+#[cfg(any(test, feature = "recording"))]
+pub mod recording;
 
 pub use address::DeviceAddress;
 pub use card::{CardFacts, Sm};
