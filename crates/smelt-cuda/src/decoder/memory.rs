@@ -5,9 +5,10 @@
 
 use std::sync::Arc;
 
+use super::inputs::PageNumbers;
+use crate::DeviceAddress;
 use crate::driver::{Driver, DriverError};
 use crate::owned::Reservation;
-use crate::DeviceAddress;
 
 /// Bytes of one piece of memory.
 pub(super) const CHUNK_BYTES: u64 = 64 << 20;
@@ -51,7 +52,7 @@ impl Arena {
         }
         let last = self.areas.len() - 1;
         let (area, end) = (&mut self.areas[last], self.used + bytes);
-        back(area, end)?;
+        back(area, end, &*self.driver)?;
         let address = area.address().offset(self.used);
         self.used = end;
         self.expected = self.expected.saturating_sub(bytes);
@@ -65,29 +66,43 @@ impl Arena {
 }
 
 /// Puts memory behind the first `bytes` of an area, at least.
-fn back(area: &mut Reservation, bytes: u64) -> Result<(), DriverError> {
+fn back(area: &mut Reservation, bytes: u64, driver: &dyn Driver) -> Result<(), DriverError> {
+    let piece = piece_bytes(area, driver);
     while area.mapped_bytes() < bytes {
         let left = area.bytes() - area.mapped_bytes();
-        area.grow(left.min(CHUNK_BYTES))?;
+        if left == 0 {
+            return Err(DriverError::NoMemory { bytes: bytes - area.mapped_bytes() });
+        }
+        area.grow(left.min(piece))?;
     }
     Ok(())
 }
 
+/// Bytes of the pieces of an area: [`CHUNK_BYTES`], but a sixteenth of small ones, so that those waste little.
+fn piece_bytes(area: &Reservation, driver: &dyn Driver) -> u64 {
+    (area.bytes() / 16).next_multiple_of(driver.chunk_bytes()).min(CHUNK_BYTES)
+}
+
 /// Pages of keys and values, numbered; those of high numbers are given back first.
+///
+/// Kernels know a page by its number.  The first, which slots never hold, is written by rows that only fill a bucket.
 #[derive(Debug)]
 pub(super) struct PagePool {
     driver: Arc<dyn Driver>,
     page_bytes: u64,
-    pages_of_area: usize,
-    areas: Vec<Reservation>,
+    /// Pages for which there are addresses.
+    capacity: usize,
+    area: Option<Reservation>,
 }
 
 impl PagePool {
-    /// An empty one of pages of so many bytes, of which there will hardly be more than `pages`.
+    /// The numbers by which kernels know its pages.
+    pub(super) const NUMBERS: PageNumbers = PageNumbers { waste: 0, first: 1 };
+
+    /// An empty one of at most `pages` pages of so many bytes; never more than the card has memory for.
     pub(super) fn new(driver: &Arc<dyn Driver>, page_bytes: u64, pages: usize) -> Self {
-        let most = (AREA_BYTES_MAX / page_bytes.max(1)).max(1);
-        let pages_of_area = usize::try_from(most).unwrap_or(usize::MAX).min(pages.max(1));
-        Self { driver: Arc::clone(driver), page_bytes, pages_of_area, areas: Vec::new() }
+        let fit = usize::try_from(driver.card().memory_bytes / page_bytes).unwrap_or(usize::MAX);
+        Self { driver: Arc::clone(driver), page_bytes, capacity: pages.min(fit.max(1)), area: None }
     }
 
     /// Bytes of a page.
@@ -95,10 +110,19 @@ impl PagePool {
         self.page_bytes
     }
 
-    /// Where a page begins that [`Self::back`] has put memory behind.
+    /// Most pages that slots may hold.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Where the pages lie; no place before the first was asked for.
+    pub(super) fn base(&self) -> DeviceAddress {
+        self.area.as_ref().map_or(DeviceAddress::NULL, Reservation::address)
+    }
+
+    /// Where a page of slots begins that [`Self::back`] has put memory behind.
     pub(super) fn address(&self, page: u32) -> DeviceAddress {
-        let (area, at) = (page as usize / self.pages_of_area, page as usize % self.pages_of_area);
-        self.areas[area].address().offset(at as u64 * self.page_bytes)
+        self.base().offset(u64::from(page + Self::NUMBERS.first) * self.page_bytes)
     }
 
     /// Puts memory behind the first `pages` pages.
@@ -106,16 +130,15 @@ impl PagePool {
     /// # Errors
     /// [`DriverError`]; what has been taken by then stays, and [`Self::trim`] gives it back.
     pub(super) fn back(&mut self, pages: usize) -> Result<(), DriverError> {
-        let areas = pages.div_ceil(self.pages_of_area);
-        while self.areas.len() < areas {
-            let bytes = self.pages_of_area as u64 * self.page_bytes;
-            self.areas.push(Reservation::new(&self.driver, bytes)?);
-        }
-        for (index, area) in self.areas.iter_mut().enumerate() {
-            let own = pages.saturating_sub(index * self.pages_of_area).min(self.pages_of_area);
-            back(area, own as u64 * self.page_bytes)?;
-        }
-        Ok(())
+        let area = match &mut self.area {
+            Some(area) => area,
+            None => {
+                let all = self.capacity as u64 + u64::from(Self::NUMBERS.first);
+                self.area.insert(Reservation::new(&self.driver, all * self.page_bytes)?)
+            }
+        };
+        let bytes = (pages as u64 + u64::from(Self::NUMBERS.first)) * self.page_bytes;
+        back(area, bytes, &*self.driver)
     }
 
     /// Gives back pieces of memory in which none of the first `pages` pages lies.  No work that names them may be left.
@@ -123,24 +146,109 @@ impl PagePool {
     /// # Errors
     /// [`DriverError`]; the piece counts as given back.
     pub(super) fn trim(&mut self, pages: usize) -> Result<(), DriverError> {
-        for (index, area) in self.areas.iter_mut().enumerate().rev() {
-            let own = pages.saturating_sub(index * self.pages_of_area).min(self.pages_of_area);
-            let keep = own as u64 * self.page_bytes;
-            while area.mapped_bytes() > keep && last_piece_start(area) >= keep {
-                area.shrink()?;
-            }
+        let Some(area) = &mut self.area else { return Ok(()) };
+        let keep = (pages as u64 + u64::from(Self::NUMBERS.first)) * self.page_bytes;
+        let piece = piece_bytes(area, &*self.driver);
+        while area.mapped_bytes() > keep && (area.mapped_bytes() - 1) / piece * piece >= keep {
+            area.shrink()?;
         }
         Ok(())
     }
-
-    /// Bytes of the device that it holds.
-    pub(super) fn held_bytes(&self) -> u64 {
-        self.areas.iter().map(Reservation::mapped_bytes).sum()
-    }
 }
 
-/// Where the last piece of an area begins that was mapped by [`back`]: all but the last one are whole chunks.
-fn last_piece_start(area: &Reservation) -> u64 {
-    let chunk = CHUNK_BYTES.min(area.bytes());
-    (area.mapped_bytes().saturating_sub(1)) / chunk * chunk
+#[cfg(test)]
+mod tests {
+    use smelt_random::Random;
+
+    use super::*;
+    use crate::Sm;
+    use crate::recording::{Held, RecordingDriver, card};
+
+    fn twin(memory_bytes: u64) -> (Arc<RecordingDriver>, Arc<dyn Driver>) {
+        let twin = Arc::new(RecordingDriver::new(card(Sm(90), memory_bytes, false)));
+        let driver: Arc<dyn Driver> = Arc::<RecordingDriver>::clone(&twin);
+        (twin, driver)
+    }
+
+    #[test]
+    fn buffers_do_not_meet_and_are_given_back_together() {
+        let (twin, driver) = twin(1 << 30);
+        let sizes = [1, 255, 256, 70_000, 1 << 20, 0, 3];
+        let all = sizes.iter().map(|bytes| Arena::aligned(*bytes)).sum();
+        let mut arena = Arena::new(&driver, all);
+        let mut ends = Vec::new();
+        for bytes in sizes {
+            let address = arena.take(bytes).unwrap();
+            assert!(address.0.is_multiple_of(ALIGN));
+            twin.peek(address, bytes.max(1)).expect("memory is behind it");
+            ends.push((address.0, address.0 + bytes));
+        }
+        assert!(ends.windows(2).all(|two| two[0].1 <= two[1].0), "{ends:?}");
+        assert_eq!(arena.held_bytes(), twin.held().device_bytes);
+        assert!(arena.held_bytes() < all + (64 << 10) + 1, "no more than the last piece rounds up");
+        // More than was expected is had as well.
+        arena.take(1 << 20).unwrap();
+        drop(arena);
+        assert_eq!((twin.held(), twin.violations()), (Held::default(), Vec::new()));
+    }
+
+    #[test]
+    fn no_single_piece_is_large() {
+        let (twin, driver) = twin(1 << 30);
+        let mut arena = Arena::new(&driver, 4 << 30);
+        arena.take(200 << 20).unwrap();
+        let maps = twin.calls().iter().filter(|call| call.name == "map").count();
+        assert_eq!(maps, 4, "200 MiB in pieces of 64 MiB");
+    }
+
+    /// Pages come and go at random, and other parts of the device take their memory.
+    fn simulate(seed: u64) {
+        const PAGE: u64 = 48 << 10;
+        let mut random = Random::new(seed);
+        let memory = 512 << 10;
+        let (twin, driver) = twin(memory);
+        let mut pool = PagePool::new(&driver, PAGE, 100);
+        assert_eq!(pool.capacity(), 10, "more than the card has is never there");
+        for _ in 0..60 {
+            let pages = random.below(pool.capacity() + 1);
+            match pool.back(pages) {
+                Ok(()) => {
+                    for page in 0..pages as u32 {
+                        twin.peek(pool.address(page), PAGE).expect("memory is behind it");
+                    }
+                }
+                Err(error) => assert!(matches!(error, DriverError::NoMemory { .. }), "{error}"),
+            }
+            let held = twin.held().device_bytes;
+            let backed = (held / PAGE).saturating_sub(1) as usize;
+            let keep = random.below(backed + 1);
+            pool.trim(keep).unwrap();
+            for page in 0..keep as u32 {
+                twin.peek(pool.address(page), PAGE).expect("what is kept stays");
+            }
+            let piece = 64 << 10;
+            assert!(twin.held().device_bytes < (keep as u64 + 1) * PAGE + piece, "seed {seed}");
+        }
+        drop(pool);
+        assert_eq!((twin.held(), twin.violations()), (Held::default(), Vec::new()), "seed {seed}");
+    }
+
+    #[test]
+    fn pages_have_memory_as_long_as_they_are_wanted() {
+        (0..50).for_each(simulate);
+    }
+
+    #[test]
+    fn large_pools_give_back_whole_pieces() {
+        let (twin, driver) = twin(4 << 30);
+        let page = 8 << 20;
+        let mut pool = PagePool::new(&driver, page, 200);
+        pool.back(20).unwrap();
+        assert_eq!(twin.held().device_bytes, 192 << 20, "21 pages of 8 MiB");
+        pool.trim(9).unwrap();
+        assert_eq!(twin.held().device_bytes, 128 << 20);
+        twin.peek(pool.address(8), page).expect("what is kept stays");
+        pool.trim(0).unwrap();
+        assert_eq!(twin.held().device_bytes, 64 << 20, "the page that nobody reads stays");
+    }
 }
