@@ -6,6 +6,7 @@
 
 mod address;
 mod card;
+pub mod cubin;
 pub mod decoder;
 pub mod driver;
 mod launch;
@@ -16,7 +17,7 @@ pub mod recording;
 pub use address::DeviceAddress;
 pub use card::{CardFacts, Sm};
 pub use driver::{
-    CapturedGraph, Driver, DriverError, Event, GraphExec, HostBytes, MemoryInfo, Module, Priority,
-    Stream,
+    CapturedGraph, Driver, DriverError, Event, GraphExec, HostBytes, MemoryInfo, Module, NoCard,
+    Priority, Stream, cards, open,
 };
 pub use launch::{Arg, Function, Launch, LaunchArgs};

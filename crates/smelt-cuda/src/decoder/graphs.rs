@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::inputs::Shape;
+use super::inputs::{FEW_ROWS_MAX, Shape};
 use crate::driver::{DriverError, Stream};
 use crate::owned::{OwnedGraph, OwnedStream};
 
@@ -17,8 +17,6 @@ const GRAPHS_MAX: usize = 64;
 const BUCKETS: [usize; 9] = [1, 2, 4, 8, 16, 24, 32, 48, ROWS_MAX];
 /// Fewest pages that a bucket is for.
 const PAGES_MIN: usize = 4;
-/// Rows of queries that a warp holds: as many as runs of several tokens may have.
-pub(super) const FEW_ROWS_MAX: usize = 16;
 
 /// The bucket of a pass; none where it is too large, reads a prompt, or shows images.  `group` query heads share a key
 /// head, and partial results of one key head have room for `parts_max` rows, one for each page and row of queries.

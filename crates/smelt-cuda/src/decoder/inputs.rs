@@ -8,6 +8,8 @@ use super::plan::{PassPlan, Piece, Source};
 
 /// Where lists begin.
 const ALIGN: usize = 16;
+/// Rows of queries that a warp holds: as many as a run may have that attends page by page.
+pub(super) const FEW_ROWS_MAX: usize = 16;
 /// Numbers of a run of tokens as kernels read it: its first row, its rows, the position of the first, its pages.
 pub(super) const RUN_WORDS: usize = 4;
 
@@ -94,6 +96,14 @@ pub(super) struct Attending<'a> {
 pub(super) fn attending(pass: &PassPlan, is_few: impl Fn(&Piece) -> bool) -> Attending<'_> {
     let (few, many) = pass.pieces.iter().partition(|piece| is_few(piece));
     Attending { few, many }
+}
+
+/// Whether a run attends page by page: its rows of queries fit a warp, and partial results of one key head have room for
+/// `parts` rows.  `group` query heads share a key head.  A single token always has room.
+pub(super) fn is_few(piece: &Piece, pass: &PassPlan, group: usize, parts: usize) -> bool {
+    let rows = piece.rows.len() * group;
+    let pages = pass.longest().div_ceil(PAGE_TOKENS);
+    rows <= FEW_ROWS_MAX && (piece.rows.len() == 1 || pages * FEW_ROWS_MAX <= parts)
 }
 
 /// The shape of a pass as it is, of a model whose key heads serve `group` query heads each.

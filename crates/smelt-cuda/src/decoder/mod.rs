@@ -5,12 +5,20 @@
 //! decoder only says so; another one, opened on a fresh driver, goes on.  Knows nothing of checkpoints, text, requests or
 //! pictures.
 
+mod buffers;
 mod check;
 mod fault;
+mod features;
 mod file;
+mod graphs;
+mod inputs;
+mod launches;
+mod machine;
 mod memory;
+mod model;
 mod pages;
 mod plan;
+mod staging;
 mod step;
 mod weights;
 
@@ -29,7 +37,7 @@ use check::Checker;
 use fault::run_error;
 use file::DecoderDir;
 pub use file::{DecoderFile, DecoderWriter, FORMAT, KIND, KernelImage, TensorEntry, WEIGHTS_FILE};
-use machine::Machine;
+use machine::{Machine, StageError};
 use memory::PagePool;
 use pages::{PAGE_TOKENS, Pages, Taken};
 use plan::Held;
@@ -89,11 +97,11 @@ impl CudaDecoder {
     }
 
     /// Begins the step whose pages were taken.
-    fn begin(&mut self, runs: &[SlotInput<'_>], step: &mut Step) -> Result<(), DriverError> {
+    fn begin(&mut self, runs: &[SlotInput<'_>], step: &mut Step) -> Result<(), StageError> {
         self.pool.back(self.pages.end())?;
         self.machine.prepare_pages(&self.pool, &step.taken)?;
-        self.machine.stage(runs, &step.plan, &self.pages, &self.pool)?;
-        self.go_on(step)
+        self.machine.stage(runs, &step.plan, &self.pages, self.pool.base())?;
+        Ok(self.go_on(step)?)
     }
 
     /// Puts parts on the stream until the memory for logits is in use, or none is left.
@@ -102,7 +110,7 @@ impl CudaDecoder {
             && let Some(part) = step.parts.pop_front()
         {
             match part {
-                Part::Pass(pass) => self.machine.put_pass(pass, &step.plan.passes[pass])?,
+                Part::Pass(pass) => self.machine.put_pass(pass)?,
                 Part::Head(head) => {
                     self.machine.put_head(head.pass, head.wanted.clone())?;
                     step.pending = Some(head);
@@ -123,18 +131,22 @@ impl CudaDecoder {
         }
     }
 
-    /// Gives back what a step has taken that failed.  Work of it may be on the stream, and must not meet its memory given
-    /// to others.
+    /// Gives back what a step has taken that failed, and says why it did.
     fn undo(&mut self, taken: Taken, error: DriverError) -> RunError {
+        let told = self.fault(error);
+        self.give_back(taken);
+        told
+    }
+
+    /// Gives back what a step has taken.  Work of it may be on the stream, and must not meet its memory given to others.
+    fn give_back(&mut self, taken: Taken) {
         if let Err(later) = self.machine.synchronize()
             && later.is_sticky()
         {
             self.lost.get_or_insert(later);
         }
         self.pages.give_back(taken);
-        let told = self.fault(error);
         self.trim();
-        told
     }
 
     /// Gives pieces of memory back to the device in which no page is held, but for some.
@@ -205,7 +217,7 @@ impl Decoder for CudaDecoder {
 
     fn set_kv_bytes_max(&mut self, bytes: u64) {
         let fit = usize::try_from(bytes / self.pool.page_bytes()).unwrap_or(usize::MAX);
-        self.pages.set_total(fit.min(full_pages(self.facts.limits)));
+        self.pages.set_total(fit.min(self.pool.capacity()));
     }
 
     fn held(&self, slot: usize) -> usize {
@@ -229,8 +241,13 @@ impl Decoder for CudaDecoder {
             runs.iter().map(|run| (run.slot, run.tokens.len())).collect();
         let taken = self.pages.take(&more)?;
         let mut step = Step::new(plan, taken, self.machine.head_rows());
-        if let Err(error) = self.begin(runs, &mut step) {
-            return Err(self.undo(step.taken, error));
+        match self.begin(runs, &mut step) {
+            Ok(()) => {}
+            Err(StageError::Driver(error)) => return Err(self.undo(step.taken, error)),
+            Err(StageError::Run(error)) => {
+                self.give_back(step.taken);
+                return Err(error);
+            }
         }
         for (run, places) in runs.iter().zip(&step.plan.places) {
             self.pages.advance(run.slot, places);

@@ -69,16 +69,11 @@ impl Staging {
         self.device.as_ref().map_or(DeviceAddress::NULL, DeviceBuffer::address)
     }
 
-    /// Puts the copy of a piece to the device on the stream; `to` is where, or [`Self::address`].
+    /// Puts the copy of a piece to [`Self::address`] on the stream.
     ///
     /// # Errors
     /// [`DriverError`].
-    pub(super) fn put(
-        &self,
-        stream: Stream,
-        piece: usize,
-        to: Option<DeviceAddress>,
-    ) -> Result<(), DriverError> {
+    pub(super) fn put(&self, stream: Stream, piece: usize) -> Result<(), DriverError> {
         let (Some(host), Some(&(at, bytes))) = (&self.host, self.pieces.get(piece)) else {
             let problem = format!("there is no piece {piece}");
             return Err(DriverError::Refused { call: "copy", problem });
@@ -86,8 +81,7 @@ impl Staging {
         if bytes == 0 {
             return Ok(());
         }
-        let to = to.unwrap_or(self.address());
-        self.driver.copy(stream, to, host.address().offset(at), bytes)
+        self.driver.copy(stream, self.address(), host.address().offset(at), bytes)
     }
 }
 
@@ -99,8 +93,8 @@ fn rounded(bytes: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::Sm;
-    use crate::owned::OwnedStream;
     use crate::driver::Priority;
+    use crate::owned::OwnedStream;
     use crate::recording::{RecordingDriver, card};
 
     #[test]
@@ -112,14 +106,14 @@ mod tests {
         let pieces = [vec![1; 300], vec![2; 70_000], Vec::new()];
         assert_eq!(staging.fill(&pieces), Ok(true));
         for (at, piece) in pieces.iter().enumerate() {
-            staging.put(stream.id(), at, None).unwrap();
+            staging.put(stream.id(), at).unwrap();
             stream.synchronize().unwrap();
             let found = twin.peek(staging.address(), piece.len() as u64).unwrap();
             assert_eq!(found, *piece);
         }
-        assert!(staging.put(stream.id(), 3, None).is_err());
+        assert!(staging.put(stream.id(), 3).is_err());
         assert_eq!(staging.fill(&[vec![3; 9]]), Ok(false), "there is room");
-        staging.put(stream.id(), 0, None).unwrap();
+        staging.put(stream.id(), 0).unwrap();
         stream.synchronize().unwrap();
         assert_eq!(twin.peek(staging.address(), 9).unwrap(), [3; 9]);
         drop((staging, stream));
