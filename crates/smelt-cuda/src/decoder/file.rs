@@ -54,6 +54,8 @@ pub struct DecoderFile {
     pub vocab: usize,
     /// Epsilon of the RMSNorms.
     pub eps: f32,
+    /// What cosines and sines of places are multiplied with.
+    pub rotary_factor: f32,
     /// Whether tokens stand in time, height and width (M-RoPE).
     #[serde(default)]
     pub has_places: bool,
@@ -80,10 +82,10 @@ impl DecoderFile {
         if !heads.is_multiple_of(kv_heads) || !head_dim.is_multiple_of(2) {
             return Err(format!("{heads} heads of {head_dim} do not share {kv_heads} key heads"));
         }
-        let eps = self.eps;
-        let holds = eps > 0.0 && eps < 1.0;
+        let (eps, factor) = (self.eps, self.rotary_factor);
+        let holds = eps > 0.0 && eps < 1.0 && factor > 0.0 && factor.is_finite();
         if !holds {
-            return Err(format!("eps {eps} is not that of a decoder"));
+            return Err(format!("eps {eps} and rotary_factor {factor} are not those of a decoder"));
         }
         if self.deepstack > layers {
             let deepstack = self.deepstack;
@@ -468,6 +470,7 @@ mod tests {
             intermediate: 96,
             vocab: 100,
             eps: 1e-6,
+            rotary_factor: 1.138_629_4,
             has_places: false,
             deepstack: 0,
             limits: Limits { max_seq_len: 300, max_slots: 3 },
