@@ -9,6 +9,7 @@ mod card;
 pub mod cubin;
 pub mod decoder;
 pub mod driver;
+pub mod kernels;
 mod launch;
 pub mod owned;
 #[cfg(any(test, feature = "recording"))]

@@ -79,7 +79,10 @@ impl Checker<'_> {
     }
 
     /// Whether features are as wide as the decoder, and there are as many as layers take.
-    fn check_span(self, FeatureSpan { features, tokens }: &FeatureSpan<'_>) -> Result<(), RunError> {
+    fn check_span(
+        self,
+        FeatureSpan { features, tokens }: &FeatureSpan<'_>,
+    ) -> Result<(), RunError> {
         let (numbers, layers) = (self.facts.hidden, self.facts.deepstack);
         let values = || [&features.embeds].into_iter().chain(&features.deepstack);
         let found: Vec<usize> =

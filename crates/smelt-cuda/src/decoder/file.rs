@@ -17,6 +17,8 @@ use smelt_backend::{ENGINE_FILE, Heading, Limits, OpenError};
 pub const WEIGHTS_FILE: &str = "weights.bin";
 /// Version of the directory's layout; a change of names, meanings or packing raises it.
 pub const FORMAT: u32 = 1;
+/// Version of the packing that kernels read; a change of theirs raises it.
+pub const LAYOUT: u32 = 1;
 /// What `engine.json` calls this kind.
 pub const KIND: &str = "llm";
 /// Where tensors begin: at a multiple of what the device aligns its own memory to.
@@ -289,8 +291,7 @@ impl DecoderDir {
     /// When it is no decoder for GPUs of this version, or its parts disagree.
     pub(super) fn open(dir: &Path) -> Result<Self, OpenError> {
         let manifest = read_manifest(dir)?;
-        let damaged =
-            |problem| OpenError::Damaged { path: dir.join(ENGINE_FILE), problem };
+        let damaged = |problem| OpenError::Damaged { path: dir.join(ENGINE_FILE), problem };
         manifest.engine.check().map_err(damaged)?;
         let kernels = read_kernels(dir, &manifest.kernels)?;
         let weights = open_weights(&dir.join(WEIGHTS_FILE), manifest.weights.bytes)?;
@@ -435,15 +436,22 @@ fn open_weights(path: &Path, expect: u64) -> Result<File, OpenError> {
     Err(OpenError::Damaged { path: path.to_owned(), problem })
 }
 
-fn place(entries: Vec<TensorEntry>, file_bytes: u64) -> Result<BTreeMap<String, TensorEntry>, String> {
+fn place(
+    entries: Vec<TensorEntry>,
+    file_bytes: u64,
+) -> Result<BTreeMap<String, TensorEntry>, String> {
     let mut tensors = BTreeMap::new();
     for entry in entries {
         let (name, offset, bytes) = (entry.name.clone(), entry.offset, entry.bytes);
         if offset.checked_add(bytes).is_none_or(|end| end > file_bytes) {
-            return Err(format!("tensor {name:?}: {bytes} bytes at {offset} end outside {WEIGHTS_FILE}"));
+            return Err(format!(
+                "tensor {name:?}: {bytes} bytes at {offset} end outside {WEIGHTS_FILE}"
+            ));
         }
         if !offset.is_multiple_of(TENSOR_ALIGN) {
-            return Err(format!("tensor {name:?}: offset {offset} is no multiple of {TENSOR_ALIGN}"));
+            return Err(format!(
+                "tensor {name:?}: offset {offset} is no multiple of {TENSOR_ALIGN}"
+            ));
         }
         if tensors.insert(name.clone(), entry).is_some() {
             return Err(format!("tensor {name:?} is there twice"));
@@ -547,7 +555,8 @@ mod tests {
     fn damaged_kernels_are_refused_and_damaged_weights_are_found() {
         let dir = TempDir::new().unwrap();
         write(dir.path());
-        let (weights, kernels) = (dir.path().join(WEIGHTS_FILE), dir.path().join("kernels.sm_90.cubin"));
+        let (weights, kernels) =
+            (dir.path().join(WEIGHTS_FILE), dir.path().join("kernels.sm_90.cubin"));
         let mut bytes = fs::read(&weights).unwrap();
         bytes[1] ^= 1;
         fs::write(&weights, &bytes).unwrap();

@@ -31,7 +31,16 @@ pub(super) fn bucket(exact: &Shape, group: usize, parts_max: usize) -> Option<Sh
         return None;
     }
     let tables = 1 + rows * few_pages;
-    Some(Shape { rows, few: rows, few_rows, few_pages, many_rows: 0, tables, wanted: rows, ..*exact })
+    Some(Shape {
+        rows,
+        few: rows,
+        few_rows,
+        few_pages,
+        many_rows: 0,
+        tables,
+        wanted: rows,
+        ..*exact
+    })
 }
 
 /// The graphs that were captured.

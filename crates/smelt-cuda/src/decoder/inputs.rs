@@ -14,7 +14,7 @@ pub(super) const FEW_ROWS_MAX: usize = 16;
 pub(super) const RUN_WORDS: usize = 4;
 
 /// How much of everything a pass has, as launches see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Shape {
     /// Rows, those included that fill a bucket.
     pub(super) rows: usize,
@@ -108,9 +108,8 @@ pub(super) fn is_few(piece: &Piece, pass: &PassPlan, group: usize, parts: usize)
 
 /// The shape of a pass as it is, of a model whose key heads serve `group` query heads each.
 pub(super) fn exact(pass: &PassPlan, attending: &Attending<'_>, group: usize) -> Shape {
-    let rows = |pieces: &[&Piece]| {
-        pieces.iter().map(|piece| piece.rows.len() * group).max().unwrap_or(0)
-    };
+    let rows =
+        |pieces: &[&Piece]| pieces.iter().map(|piece| piece.rows.len() * group).max().unwrap_or(0);
     let pages = |piece: &Piece| piece.end().div_ceil(PAGE_TOKENS);
     Shape {
         rows: pass.rows.len(),
@@ -261,8 +260,16 @@ mod tests {
         };
         let at = one.places();
         let begins = [
-            at.ids, at.places, at.row_tables, at.positions, at.runs, at.tables, at.image_rows,
-            at.image_sources, at.wanted, at.bytes,
+            at.ids,
+            at.places,
+            at.row_tables,
+            at.positions,
+            at.runs,
+            at.tables,
+            at.image_rows,
+            at.image_sources,
+            at.wanted,
+            at.bytes,
         ];
         let words = [3, 9, 3, 3, 12, 7, 5, 5, 1];
         for (two, words) in begins.windows(2).zip(words) {

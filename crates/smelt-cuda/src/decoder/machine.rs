@@ -3,12 +3,12 @@
 //! What is launched is decided elsewhere; here it is put on the one stream that a decoder has.  A pass of a small batch is
 //! captured the first time.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use smelt_backend::{DecoderFacts, OpenError, RunError, SlotInput};
 
 use super::buffers::Buffers;
+use super::choices::Choices;
 use super::features;
 use super::file::DecoderDir;
 use super::graphs::{Graphs, bucket};
@@ -17,14 +17,16 @@ use super::launches::{self, Op, Place};
 use super::memory::PagePool;
 use super::model::Model;
 use super::pages::{PageCopy, Pages, Taken};
-use super::plan::{PassPlan, StepPlan};
+use super::plan::PassPlan;
 use super::staging::Staging;
+use super::step::{HeadPart, Step};
 use super::weights::refused;
 use crate::driver::{Driver, DriverError, MemoryInfo, Priority, Stream};
+use crate::kernels::choose::{RESULT_BYTES, choose};
 use crate::owned::{HostBuffer, OwnedModule, OwnedStream};
 use crate::{CardFacts, DeviceAddress};
 
-/// Rows of logits computed at once: 20 MB of a large vocabulary.
+/// Rows of logits computed at once, and tokens chosen: 20 MB of a large vocabulary each.
 const HEAD_ROWS: usize = 32;
 /// Rows of a pass on cards with memory of their own; prompts are read so many tokens at a time.
 const ROWS_MAX: usize = 2048;
@@ -46,14 +48,17 @@ pub(super) struct Machine {
     graphs: Graphs,
     inputs: Staging,
     features: Staging,
+    choices: Staging,
+    /// What the device told of the logits that were computed last.
     results: HostBuffer,
     buffers: Buffers,
     model: Model,
     module: OwnedModule,
     stream: OwnedStream,
     driver: Arc<dyn Driver>,
-    /// Passes of the step that is under way.
+    /// Passes of the step that is under way, and what is asked of each part of logits.
     staged: Vec<Staged>,
+    asked: Vec<Choices>,
     /// Where keys and values lie.
     pool: DeviceAddress,
 }
@@ -71,15 +76,19 @@ impl Machine {
         let refused = |error| refused(dir, &error);
         let stream = OwnedStream::new(driver, Priority::High).map_err(refused)?;
         let module = OwnedModule::new(driver, &dir.kernels).map_err(refused)?;
-        let model = Model::open(dir, driver, stream.id())?;
+        let model = Model::open(dir, driver, stream.id(), facts.kv)?;
         let rows_max = rows_max(driver.card(), facts);
         let buffers = Buffers::new(driver, &model, rows_max, HEAD_ROWS, facts.limits.max_seq_len);
         let buffers = buffers.map_err(refused)?;
-        let results = (HEAD_ROWS * facts.vocab * size_of::<f32>()) as u64;
+        // What was begun is waited for in any case: its memory may be given back right away.
+        let cleared = buffers.clear(&**driver, stream.id());
+        stream.synchronize().and(cleared).map_err(refused)?;
+        let results = (HEAD_ROWS * RESULT_BYTES) as u64;
         Ok(Self {
             graphs: Graphs::default(),
             inputs: Staging::new(driver),
             features: Staging::new(driver),
+            choices: Staging::new(driver),
             results: HostBuffer::new(driver, results).map_err(refused)?,
             buffers,
             model,
@@ -87,6 +96,7 @@ impl Machine {
             stream,
             driver: Arc::clone(driver),
             staged: Vec::new(),
+            asked: Vec::new(),
             pool: DeviceAddress::NULL,
         })
     }
@@ -143,18 +153,18 @@ impl Machine {
     pub(super) fn stage(
         &mut self,
         runs: &[SlotInput<'_>],
-        plan: &StepPlan,
+        step: &Step,
         pages: &Pages,
         pool: DeviceAddress,
     ) -> Result<(), StageError> {
-        let mut told = Vec::new();
+        let (passes, mut told) = (&step.plan.passes, Vec::new());
         self.staged.clear();
-        for pass in &plan.passes {
+        for pass in passes {
             let (staged, bytes) = self.lay_out(pass, pages);
             self.staged.push(staged);
             told.push(bytes);
         }
-        let features = plan.passes.iter().map(|pass| features::bytes(runs, pass));
+        let features = passes.iter().map(|pass| features::bytes(runs, pass));
         let features: Vec<Vec<u8>> = features.collect::<Result<_, _>>().map_err(StageError::Run)?;
         let moved = self.inputs.fill(&told)?;
         if moved || pool != self.pool {
@@ -162,6 +172,10 @@ impl Machine {
         }
         self.pool = pool;
         self.features.fill(&features)?;
+        let vocab = self.model.sizes.vocab;
+        self.asked = step.wanted().map(|wanted| Choices::of(wanted, vocab)).collect();
+        let asked: Vec<Vec<u8>> = self.asked.iter_mut().map(Choices::take_bytes).collect();
+        self.choices.fill(&asked)?;
         Ok(())
     }
 
@@ -182,26 +196,42 @@ impl Machine {
         self.inputs.put(stream, pass)?;
         self.features.put(stream, pass)?;
         let Staged { shape, is_bucket } = self.staged[pass];
-        let ops = launches::pass(&self.model, &self.buffers, self.place(), &shape);
+        let ops = self.pass_ops(&shape);
         let put = |stream: Stream| put(&*self.driver, &self.module, stream, &ops);
         if is_bucket { self.graphs.launch(&shape, &self.stream, put) } else { put(stream) }
     }
 
-    /// Puts the logits of some of the wanted rows of the pass before on the stream, and their copy to the host.
-    pub(super) fn put_head(&self, pass: usize, wanted: Range<usize>) -> Result<(), DriverError> {
-        let stream = self.stream.id();
-        let at = self.staged[pass].shape.places().wanted + wanted.start * size_of::<u32>();
+    /// Puts the logits of a part on the stream, the choices from them, and the copy of what came of those to the host.
+    pub(super) fn put_head(&self, index: usize, head: &HeadPart) -> Result<(), DriverError> {
+        let (stream, wanted) = (self.stream.id(), &head.wanted);
+        let at = self.staged[head.pass].shape.places().wanted + wanted.start * size_of::<u32>();
         let rows = self.inputs.address().offset(at as u64);
-        let ops = launches::head(&self.model, &self.buffers, rows, wanted.len());
-        put(&*self.driver, &self.module, stream, &ops)?;
-        let bytes = (wanted.len() * self.model.sizes.vocab * size_of::<f32>()) as u64;
-        self.driver.copy(stream, self.results.address(), self.buffers.logits, bytes)
+        self.put(stream, &self.head_ops(rows, wanted.len()))?;
+        let count = self.asked[index].count;
+        if count == 0 {
+            return Ok(());
+        }
+        self.choices.put(stream, index)?;
+        let places = self.asked[index].places(self.choices.address());
+        let buffers = self.buffers.choosing(places);
+        let vocab = self.model.sizes.vocab;
+        let ops = choose(buffers, count as u32, vocab).map(Op::Launch);
+        self.put(stream, &ops)?;
+        let bytes = (count * RESULT_BYTES) as u64;
+        self.driver.copy(stream, self.results.address(), buffers.results, bytes)
     }
 
-    /// The logits that were copied, of so many rows.  No work may be left.
-    pub(super) fn logits(&self, rows: usize) -> Result<Vec<f32>, DriverError> {
-        let mut bytes = vec![0; rows * self.model.sizes.vocab * size_of::<f32>()];
+    /// What the device told of the choices of the part that was put last.  No work may be left.
+    pub(super) fn results(&self, index: usize) -> Result<Vec<u8>, DriverError> {
+        let mut bytes = vec![0; self.asked[index].count * RESULT_BYTES];
         self.results.read(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// A row of the logits that were computed last.  No work may be left.
+    pub(super) fn logits(&self, row: usize) -> Result<Vec<f32>, DriverError> {
+        let bytes = (self.model.sizes.vocab * size_of::<f32>()) as u64;
+        let bytes = self.read(self.buffers.logits.offset(row as u64 * bytes), bytes)?;
         let (numbers, _) = bytes.as_chunks::<4>();
         Ok(numbers.iter().map(|number| f32::from_le_bytes(*number)).collect())
     }
@@ -218,9 +248,19 @@ impl Machine {
         self.driver.copy_to_device(self.stream.id(), to, bytes)
     }
 
-    fn place(&self) -> Place {
+    fn put(&self, stream: Stream, ops: &[Op]) -> Result<(), DriverError> {
+        put(&*self.driver, &self.module, stream, ops)
+    }
+
+    fn pass_ops(&self, shape: &Shape) -> Vec<Op> {
         let (inputs, features) = (self.inputs.address(), self.features.address());
-        Place { inputs, features, pool: self.pool }
+        let place = Place { inputs, features, pool: self.pool };
+        launches::pass(&self.model, &self.buffers, place, shape, self.card().multiprocessors)
+    }
+
+    fn head_ops(&self, wanted: DeviceAddress, count: usize) -> Vec<Op> {
+        let multiprocessors = self.card().multiprocessors;
+        launches::head(&self.model, &self.buffers, wanted, count, multiprocessors)
     }
 }
 

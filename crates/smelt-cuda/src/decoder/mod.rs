@@ -7,6 +7,7 @@
 
 mod buffers;
 mod check;
+mod choices;
 mod fault;
 mod features;
 mod file;
@@ -36,12 +37,14 @@ use crate::driver::{Driver, DriverError};
 use check::Checker;
 use fault::run_error;
 use file::DecoderDir;
-pub use file::{DecoderFile, DecoderWriter, FORMAT, KIND, KernelImage, TensorEntry, WEIGHTS_FILE};
+pub use file::{
+    DecoderFile, DecoderWriter, FORMAT, KIND, KernelImage, LAYOUT, TensorEntry, WEIGHTS_FILE,
+};
 use machine::{Machine, StageError};
 use memory::PagePool;
 use pages::{PAGE_TOKENS, Pages, Taken};
 use plan::Held;
-use step::{Part, Step};
+use step::{HeadPart, Part, Step};
 
 /// Pages that stay taken behind the last one that is held, so that a slot that grows does not wait for the driver.
 const SPARE_BYTES: u64 = memory::CHUNK_BYTES;
@@ -100,7 +103,7 @@ impl CudaDecoder {
     fn begin(&mut self, runs: &[SlotInput<'_>], step: &mut Step) -> Result<(), StageError> {
         self.pool.back(self.pages.end())?;
         self.machine.prepare_pages(&self.pool, &step.taken)?;
-        self.machine.stage(runs, &step.plan, &self.pages, self.pool.base())?;
+        self.machine.stage(runs, step, &self.pages, self.pool.base())?;
         Ok(self.go_on(step)?)
     }
 
@@ -112,7 +115,7 @@ impl CudaDecoder {
             match part {
                 Part::Pass(pass) => self.machine.put_pass(pass)?,
                 Part::Head(head) => {
-                    self.machine.put_head(head.pass, head.wanted.clone())?;
+                    self.machine.put_head(head, &step.heads[head])?;
                     step.pending = Some(head);
                 }
             }
@@ -125,10 +128,19 @@ impl CudaDecoder {
         loop {
             self.machine.synchronize()?;
             let Some(head) = step.pending.take() else { return Ok(()) };
-            let logits = self.machine.logits(head.wanted.len())?;
-            step.take(&head, &logits, self.facts.vocab, &mut self.chooser);
+            self.take(step, head)?;
             self.go_on(step)?;
         }
+    }
+
+    /// Takes what the device told of a part of logits.
+    fn take(&mut self, step: &mut Step, head: usize) -> Result<(), DriverError> {
+        let HeadPart { pass, wanted } = step.heads[head].clone();
+        let wanted = &step.plan.passes[pass].wanted[wanted];
+        let results = self.machine.results(head)?;
+        let row = |row| self.machine.logits(row);
+        let (vocab, answers) = (self.facts.vocab, &mut step.answers);
+        choices::take(wanted, &results, vocab, row, &mut self.chooser, answers)
     }
 
     /// Gives back what a step has taken that failed, and says why it did.
@@ -203,7 +215,12 @@ impl Decoder for CudaDecoder {
         let total = info.as_ref().map_or(card.memory_bytes, |info| info.total_bytes);
         // A device that does not answer has nothing to give.
         let free = info.map_or(0, |info| info.free_bytes.min(total));
-        MemoryReport { place, total_bytes: Some(total), free_bytes: Some(free), largest_bytes: None }
+        MemoryReport {
+            place,
+            total_bytes: Some(total),
+            free_bytes: Some(free),
+            largest_bytes: None,
+        }
     }
 
     fn kv_usage(&self) -> KvUsage {
@@ -321,8 +338,8 @@ impl CudaDecoder {
     /// Whether a block can go behind what `slot` holds.
     fn check_block(&self, slot: usize, block: &KvBlock<'_>) -> Result<(), RunError> {
         let (tokens, bytes) = (block.ends.len(), block.bytes.len());
-        let rises = block.ends.is_sorted()
-            && block.ends.first() >= Some(&self.pages.next_place(slot));
+        let rises =
+            block.ends.is_sorted() && block.ends.first() >= Some(&self.pages.next_place(slot));
         let is_near = block.ends.last().is_some_and(|end| *end as usize <= MAX_SEQ_LEN_MAX);
         let is_whole = self.pages.len(slot).is_multiple_of(PAGE_TOKENS) && tokens <= PAGE_TOKENS;
         if rises && is_near && is_whole && bytes as u64 == self.pool.page_bytes() {

@@ -5,36 +5,37 @@
 
 use std::sync::Arc;
 
-use smelt_backend::OpenError;
+use smelt_backend::{KvType, OpenError};
 
-use super::file::{DecoderDir, DecoderFile, TensorEntry};
-use super::pages::PAGE_TOKENS;
+use super::file::{DecoderDir, DecoderFile, LAYOUT, TensorEntry};
 use super::weights::Weights;
 use crate::DeviceAddress;
 use crate::driver::{Driver, Stream};
-use crate::kernels::{
-    HeadLayout, LAYOUT, WeightAddresses, WeightForm, WeightPart, padded_columns, padded_rows,
-    part_bytes,
-};
+use crate::kernels::form::{WeightForm, WeightPart};
+use crate::kernels::layout::{STRIP_ROWS, padded_columns, padded_rows, part_bytes};
+use crate::kernels::page::HeadShape;
+use crate::kernels::product::{DeviceWeight, fits};
+use crate::kernels::rows::Heads;
 
 /// The form of tensors that are plain f32.
 const FLOATS: &str = "f32";
 /// The form of tensors that are whole numbers of four bytes.
 const WORDS: &str = "u32";
 
-/// A linear layer `[rows, columns]`.
-#[derive(Clone, Debug)]
+/// A linear layer.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Linear {
-    pub(super) form: WeightForm,
-    pub(super) rows: usize,
+    pub(super) weight: DeviceWeight,
+    /// What is added to its results; no place where there is none.
+    pub(super) bias: DeviceAddress,
+    /// Columns that count; the weight has more.
     pub(super) columns: usize,
-    pub(super) at: WeightAddresses,
     /// Which input each column takes, where columns were sorted.
     pub(super) order: Option<DeviceAddress>,
 }
 
 /// Part of the queries, keys and values of a layer, which lie side by side.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Projection {
     pub(super) linear: Linear,
     /// The first of its numbers among all.
@@ -70,7 +71,7 @@ pub(super) struct Rotary {
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) sizes: DecoderFile,
-    pub(super) head_layout: HeadLayout,
+    pub(super) heads: Heads,
     pub(super) embedding: Linear,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: DeviceAddress,
@@ -89,10 +90,12 @@ impl Model {
         dir: &DecoderDir,
         driver: &Arc<dyn Driver>,
         stream: Stream,
+        kind: KvType,
     ) -> Result<Self, OpenError> {
         if dir.layout != LAYOUT {
             let found = dir.layout;
-            let problem = format!("it is packed in layout {found}, and these kernels read {LAYOUT}");
+            let problem =
+                format!("it is packed in layout {found}, and these kernels read {LAYOUT}");
             return Err(dir.unfit("this version", problem));
         }
         let weights = Weights::upload(dir, driver, stream)?;
@@ -101,21 +104,24 @@ impl Model {
         let (hidden, vocab, pairs) = (sizes.hidden, sizes.vocab, sizes.head_dim / 2);
         let embedding = finder.linear("embedding", [vocab, hidden])?;
         let has_head = dir.tensor("head").is_some();
-        let head = if has_head { finder.linear("head", [vocab, hidden])? } else { embedding.clone() };
-        let layers = (0..sizes.layers).map(|index| finder.layer(index)).collect::<Result<_, _>>()?;
+        let head = if has_head { finder.linear("head", [vocab, hidden])? } else { embedding };
+        let layers =
+            (0..sizes.layers).map(|index| finder.layer(index)).collect::<Result<_, _>>()?;
         let rotary = Rotary {
             frequencies: finder.numbers("rotary.frequencies", FLOATS, pairs)?,
             axes: finder.numbers("rotary.axes", WORDS, pairs)?,
             factor: sizes.rotary_factor,
         };
         let norm = finder.numbers("norm", FLOATS, hidden)?;
-        let head_layout = HeadLayout::f16(sizes.head_dim);
-        Ok(Self { sizes, head_layout, embedding, layers, norm, head, rotary, _weights: weights })
+        let shape = HeadShape { dim: sizes.head_dim, kind };
+        let (queries, keys) = (sizes.heads as u32, sizes.kv_heads as u32);
+        let heads = Heads { queries, keys, shape };
+        Ok(Self { sizes, heads, embedding, layers, norm, head, rotary, _weights: weights })
     }
 
     /// Query heads that share a key head.
     pub(super) fn group(&self) -> usize {
-        self.sizes.heads / self.sizes.kv_heads
+        self.heads.group() as usize
     }
 
     /// Numbers of queries, keys and values of a token.
@@ -128,14 +134,23 @@ impl Model {
         self.sizes.heads * self.sizes.head_dim
     }
 
-    /// Bytes of a layer's keys and values of a page.
-    pub(super) fn layer_bytes(&self) -> u64 {
-        (self.sizes.kv_heads * self.head_layout.bytes(PAGE_TOKENS)) as u64
-    }
-
     /// Bytes of a page of all layers.
     pub(super) fn page_bytes(&self) -> u64 {
-        self.sizes.layers as u64 * self.layer_bytes()
+        self.heads.shape.page_bytes(self.sizes.layers, self.sizes.kv_heads) as u64
+    }
+
+    /// Bytes before the keys and values of a layer in a page.
+    pub(super) fn layer_start(&self, layer: usize) -> u64 {
+        self.heads.shape.layer_start(layer, self.sizes.kv_heads) as u64
+    }
+
+    /// Every product.
+    pub(super) fn linears(&self) -> impl Iterator<Item = &Linear> {
+        let layers = self.layers.iter().flat_map(|layer| {
+            let projections = layer.projections.iter().map(|projection| &projection.linear);
+            projections.chain([&layer.output, &layer.gate_up, &layer.down])
+        });
+        layers.chain([&self.head])
     }
 }
 
@@ -154,10 +169,14 @@ impl Finder<'_> {
         Ok(Layer {
             input_norm: floats("input_norm", hidden)?,
             projections: self.projections(index)?,
-            head_norms: [self.optional(&name("q_norm"), dim)?, self.optional(&name("k_norm"), dim)?],
+            head_norms: [
+                self.optional(&name("q_norm"), dim)?,
+                self.optional(&name("k_norm"), dim)?,
+            ],
             output: self.linear(&name("output"), [hidden, sizes.heads * dim])?,
             mlp_norm: floats("mlp_norm", hidden)?,
-            gate_up: self.linear(&name("gate_up"), [2 * intermediate.next_multiple_of(8), hidden])?,
+            gate_up: self
+                .linear(&name("gate_up"), [2 * intermediate.next_multiple_of(8), hidden])?,
             down: self.linear(&name("down"), [hidden, intermediate])?,
         })
     }
@@ -181,18 +200,44 @@ impl Finder<'_> {
         let entry = self.entry(name)?;
         let form = WeightForm::parse(&entry.form);
         let form = form.ok_or_else(|| self.wrong(name, &format!("is of form {:?}", entry.form)))?;
-        let strips = padded_rows(rows) / padded_rows(1);
-        let mut at = WeightAddresses::default();
-        for part in form.parts() {
-            let name = format!("{name}{}", part.suffix());
-            let bytes = strips * part_bytes(form, part, padded_columns(columns));
-            at.put(part, self.expect(&name, form.name, &[rows, columns], bytes)?);
+        if !fits(form, padded_columns(columns)) {
+            return Err(self.wrong(name, &format!("of form {} has {columns} columns", form.name)));
         }
-        at.bias = self.optional(&format!("{name}_bias"), rows)?;
+        let part = |part: WeightPart| self.part(name, form, part, [rows, columns]);
+        let weight = DeviceWeight {
+            form,
+            rows: rows as u32,
+            columns: padded_columns(columns) as u32,
+            levels: part(WeightPart::Levels)?,
+            scales: part(WeightPart::Scales)?,
+            zeros: part(WeightPart::Zeros)?,
+            mins: part(WeightPart::Mins)?,
+            spans: part(WeightPart::Spans)?,
+            min_spans: part(WeightPart::MinSpans)?,
+            row_scales: part(WeightPart::RowScales)?,
+        };
+        let bias = self.optional(&format!("{name}_bias"), rows)?;
         let order = format!("{name}_order");
         let has_order = self.dir.tensor(&order).is_some();
         let order = has_order.then(|| self.numbers(&order, WORDS, columns)).transpose()?;
-        Ok(Linear { form, rows, columns, at, order })
+        Ok(Linear { weight, bias, columns, order })
+    }
+
+    /// A part of a packed weight; no place for one that its form has not.
+    fn part(
+        &self,
+        name: &str,
+        form: WeightForm,
+        part: WeightPart,
+        [rows, columns]: [usize; 2],
+    ) -> Result<DeviceAddress, OpenError> {
+        if !form.parts().contains(&part) {
+            return Ok(DeviceAddress::NULL);
+        }
+        let strips = padded_rows(rows) / STRIP_ROWS;
+        let bytes = strips * part_bytes(form, part, padded_columns(columns));
+        let name = format!("{name}{}", part.suffix());
+        self.expect(&name, form.name, &[rows, columns], bytes)
     }
 
     /// Numbers of four bytes.

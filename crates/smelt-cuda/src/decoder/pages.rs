@@ -276,7 +276,8 @@ mod tests {
         }
 
         fn read(&self, pages: &Pages, slot: usize) -> Vec<u32> {
-            let at = |at: usize| self.0[pages.of(slot)[at / PAGE_TOKENS] as usize][at % PAGE_TOKENS];
+            let at =
+                |at: usize| self.0[pages.of(slot)[at / PAGE_TOKENS] as usize][at % PAGE_TOKENS];
             (0..pages.len(slot)).map(at).collect()
         }
     }

@@ -267,7 +267,8 @@ mod tests {
         let draws = [GREEDY; 2];
         let scores = Some(Scores { next: &[8], top: 3 });
         let want = Want { draws: &draws, scores, logits: LogitRows::Last };
-        let runs = [SlotInput::new(0, &[9]), SlotInput { want, ..SlotInput::new(1, &[1, 2, 3, 4]) }];
+        let runs =
+            [SlotInput::new(0, &[9]), SlotInput { want, ..SlotInput::new(1, &[1, 2, 3, 4]) }];
         let step = plan(&runs, &[held(5), held(0)], false, 3);
         let found: Vec<(usize, usize, bool, Option<(u32, usize)>, bool)> = step
             .passes
@@ -275,8 +276,11 @@ mod tests {
             .flat_map(|pass| &pass.wanted)
             .map(|one| (one.row, one.run, one.draw.is_some(), one.score, one.shown))
             .collect();
-        let expected =
-            [(1, 1, false, Some((8, 3)), false), (0, 1, true, None, false), (1, 1, true, None, true)];
+        let expected = [
+            (1, 1, false, Some((8, 3)), false),
+            (0, 1, true, None, false),
+            (1, 1, true, None, true),
+        ];
         assert_eq!(found, expected);
     }
 

@@ -3,14 +3,17 @@
 //! Weights keep their levels and scales wherever a kernel reads such; what none reads is multiplied out into halves.  One
 //! strip of 64 rows goes through memory at a time.  Knows nothing of where checkpoints come from, or of cards.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
-use smelt_backend::Limits;
+use smelt_backend::{KvType, Limits};
 use smelt_cuda::decoder::{DecoderFile, DecoderWriter, KernelImage};
-use smelt_cuda::kernels::{
-    STRIP_ROWS, Strip, WeightForm, WeightPart, interleaved, pack_strip, padded_rows,
-};
+use smelt_cuda::kernels::form::{WeightForm, WeightPart};
+use smelt_cuda::kernels::layout::{STRIP_ROWS, padded_rows};
+use smelt_cuda::kernels::pack::{Strip, interleaved, pack_strip};
+use smelt_cuda::kernels::page::HeadShape;
+use smelt_cuda::kernels::source::KernelSet;
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 use smelt_model::decoder::{Decoder, EMBEDDING, LM_HEAD};
 
@@ -58,7 +61,8 @@ pub fn build_for_card(
         progress(&format!("[{done}/{}] packing {name}", names.len()));
         match what.read(checkpoint)? {
             Content::Floats(floats) => {
-                let bytes: Vec<u8> = floats.iter().flat_map(|number| number.to_le_bytes()).collect();
+                let bytes: Vec<u8> =
+                    floats.iter().flat_map(|number| number.to_le_bytes()).collect();
                 put(&mut writer, name, "f32", &[floats.len()], &bytes).map_err(write_error)?;
             }
             Content::Words(words) => {
@@ -71,6 +75,20 @@ pub fn build_for_card(
         }
     }
     writer.finish(sizes(llm, checkpoint.scheme_words(), limits), kernels).map_err(write_error)
+}
+
+/// The kernels that an engine of the language model of `checkpoint` needs, with keys and values of `kv`.
+///
+/// # Errors
+/// When the checkpoint has no decoder or lacks a tensor.
+pub fn kernel_set(checkpoint: &Checkpoint, kv: KvType) -> Result<KernelSet, CheckpointError> {
+    let llm = checkpoint.decoder()?;
+    let mut forms = BTreeSet::new();
+    for (_, what) in names(checkpoint, llm)? {
+        forms.extend(what.form(checkpoint)?);
+    }
+    let head = HeadShape { dim: llm.head_dim, kind: kv };
+    Ok(KernelSet { forms: forms.into_iter().collect(), head })
 }
 
 /// What a tensor of the engine is made of, before anything is read.
@@ -86,6 +104,16 @@ enum What {
 }
 
 impl What {
+    /// The form of a weight.
+    fn form(&self, checkpoint: &Checkpoint) -> Result<Option<WeightForm>, CheckpointError> {
+        let sources = match self {
+            Self::Rows(names) => Source::alike(checkpoint, names)?,
+            Self::Turns(names) => Source::alike(checkpoint, names)?,
+            Self::Vectors(_) | Self::Frequencies | Self::Axes | Self::Order(_) => Vec::new(),
+        };
+        Ok(sources.first().map(|source| source.form))
+    }
+
     fn read(&self, checkpoint: &Checkpoint) -> Result<Content, CheckpointError> {
         let llm = checkpoint.decoder()?;
         let sources = |names: &[String]| -> Result<Vec<Source>, CheckpointError> {

@@ -10,7 +10,7 @@ use smelt_engine::llm::LlmEngine;
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 
 pub use build::{BuildError, build, build_with};
-pub use card::build_for_card;
+pub use card::{build_for_card, kernel_set};
 pub use pack::{Unpacked, unpacked};
 pub use smelt_backend::Limits;
 

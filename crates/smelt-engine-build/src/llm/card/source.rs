@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use smelt_cuda::kernels::{
-    BlockNumbers, BlockRows, LevelScales, Levels, WeightForm, WeightRows, WeightSource,
-};
+use smelt_cuda::kernels::form::{Levels, WeightForm};
+use smelt_cuda::kernels::pack::{BlockNumbers, BlockRows, LevelScales, WeightRows, WeightSource};
 use smelt_model::checkpoint::{Checkpoint, CheckpointError, Weight};
 use smelt_tensor::dtype::Dtype;
 use smelt_tensor::packed::{BlockForm, group_of};
@@ -115,7 +114,8 @@ impl Source {
         match self.kept {
             Kept::Numbers => checkpoint.read_rows_f32(&self.name, rows, &mut out.numbers)?,
             Kept::Levels { levels, group, groups, has_zeros } => {
-                let width = if levels == Levels::Four { self.columns.div_ceil(2) } else { self.columns };
+                let width =
+                    if levels == Levels::Four { self.columns.div_ceil(2) } else { self.columns };
                 out.levels = part("", width)?;
                 match group {
                     Some(_) => out.scales = halves(&part(SCALE, groups * 2)?),
@@ -214,7 +214,9 @@ fn kept(parts: &[&Weight], blocks: Option<BlockForm>, columns: usize) -> Kept {
     let has_zeros = parts.iter().any(|part| part.name.ends_with("_zero"));
     let group = if groups == 1 { Some(None) } else { group_of(columns, groups).map(Some) };
     let is_read = groups == 1 || scale.dtype == Dtype::F16;
-    match group.filter(|group| is_read && WeightForm::of_levels(levels, *group, has_zeros).is_some()) {
+    match group
+        .filter(|group| is_read && WeightForm::of_levels(levels, *group, has_zeros).is_some())
+    {
         Some(group) => Kept::Levels { levels, group, groups, has_zeros },
         None => Kept::Numbers,
     }
