@@ -21,7 +21,7 @@ const PROGRAMS: [(&[&str], &str); 2] = [
 ];
 /// The test that writes engines for cards into the folder that a variable names.
 const MAKES_ENGINES: [&str; 4] =
-    ["--exact", "cuda::made::engines_for_cards_are_written", "--ignored", "--nocapture"];
+    ["--exact", "cuda::card::engines_for_cards_are_written", "--ignored", "--nocapture"];
 const ENGINES_VARIABLE: &str = "SMELT_CUDA_ENGINES";
 /// What is told to whoever opens the folder.
 const SCRIPT: &str = include_str!("cuda/run.py");

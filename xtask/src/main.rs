@@ -16,6 +16,7 @@ mod llama;
 mod mutants;
 mod nightly;
 mod node;
+mod nvrtc;
 mod onnxruntime;
 mod operation;
 mod other_kernel;

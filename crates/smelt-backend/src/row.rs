@@ -83,15 +83,19 @@ impl Backends {
         Ok(&dirs[at.map_err(|why| OpenError::NoEngine { path: file.to_owned(), why })?])
     }
 
-    /// What runs here, with the targets of the rows in their order.
+    /// What runs here: the targets that the device says, or where it says none those of the rows in their order.
     fn device(self) -> Device {
+        let known = (self.device)();
+        if !known.targets.is_empty() {
+            return known;
+        }
         let mut targets: Vec<String> = Vec::new();
         for row in self.rows {
             if !targets.iter().any(|target| target == row.target) {
                 targets.push(row.target.to_owned());
             }
         }
-        Device { targets, ..(self.device)() }
+        Device { targets, ..known }
     }
 
     /// Opens the decoder in `dir`, with keys and values kept as `kv` says.
@@ -155,8 +159,13 @@ impl Backends {
         if heading.device.is_empty() && heading.device_bytes.is_none() {
             return Ok(());
         }
-        let other = |why| OpenError::OtherDevice { path: dir.join(ENGINE_FILE), why };
-        misfit(heading, &self.device()).map_or(Ok(()), |why| Err(other(why)))
+        let other = |why| Err(OpenError::OtherDevice { path: dir.join(ENGINE_FILE), why });
+        let device = self.device();
+        if !device.targets.contains(&heading.target) {
+            let runs = device.targets.join(", ");
+            return other(format!("it is for {}, and this device runs {runs}", heading.target));
+        }
+        misfit(heading, &device).map_or(Ok(()), other)
     }
 }
 
@@ -258,6 +267,22 @@ mod tests {
         let words = "c/engine.json is no engine for this device: it wants tensorrt 10.7.0, here 10.3.0; build it here";
         assert!(refused.ends_with(words), "{refused}");
         assert!(on_orin.graphs(&trt).is_ok() && on_orin.graphs(&large).is_err());
+    }
+
+    #[test]
+    fn a_device_may_say_itself_what_runs_there() {
+        fn without_gpu() -> Device {
+            Device { targets: vec!["cpu".to_owned()], ..orin() }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let gpu = engine(folder.path(), "a", "cuda", ", \"device\": {\"sm\": \"87\"}");
+        let cpu = engine(folder.path(), "b", "cpu", "");
+        let (backends, dirs) = (ROWS.on(without_gpu), [gpu.clone(), cpu.clone()]);
+        assert_eq!(backends.choose(Path::new("d"), &dirs).unwrap(), cpu);
+        let refused = backends.graphs(&gpu).unwrap_err().to_string();
+        let words = "it is for cuda, and this device runs cpu; build it here";
+        assert!(refused.ends_with(words), "{refused}");
+        assert!(ROWS.on(orin).graphs(&gpu).is_ok());
     }
 
     #[test]

@@ -3,18 +3,43 @@
 //! Every fact is one line of text from a file that drivers and packages keep; what is not there is
 //! "none".  Nothing is started, so a plan costs no driver calls.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use smelt_backend::{Backends, Device};
+use smelt_backend::{Backends, Decoder, Device, KvOptions, OpenError, Opens, Row};
+use smelt_cuda::decoder::{CudaDecoder, KIND};
+use smelt_cuda::{NoCard, Sm, Target};
 use smelt_plan::Pipeline;
 use smelt_plan::device::{ABSENT, FACTS, Facts};
 use smelt_plan::pipeline::StageSpec;
 use smelt_watch::Machine;
 
+use crate::cards::{self, Wanted};
+
 /// The back ends, on this device.
-pub(crate) const BACKENDS: Backends = smelt_engine::BACKENDS.on(this);
+pub(crate) const BACKENDS: Backends = Backends::new(&ROWS).on(this);
+
+/// Engines for cards, and those for processors.
+const ROWS: [Row; 7] = {
+    let [decoder, graph, grids, onnxruntime] = smelt_engine::ROWS;
+    let [orin, hopper, thor] =
+        [on_card(Target::Sm87), on_card(Target::Sm90), on_card(Target::Sm110)];
+    [orin, hopper, thor, decoder, graph, grids, onnxruntime]
+};
+
+/// Decoders for cards: which one runs them is in their target.
+const fn on_card(target: Target) -> Row {
+    let (kind, backend, opens) = (KIND, "native", Opens::Decoder(open_on_card));
+    Row { kind, target: target.word(), backend, facts: &[], opens }
+}
+
+fn open_on_card(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
+    let missing = |why: NoCard| OpenError::Library(why.to_string());
+    let card = cards::card().map_err(missing)?;
+    let driver = smelt_cuda::open(card.ordinal).map_err(missing)?;
+    Ok(Box::new(CudaDecoder::open(dir, &driver, kv)?))
+}
 
 /// Files of facts are a few lines; more is not read.
 const LINES_MAX: usize = 200;
@@ -31,12 +56,26 @@ pub(crate) fn facts(pipeline: &Pipeline) -> Facts {
 
 /// This device, as far as engines of some back end depend on it.
 fn this() -> Device {
-    let facts = smelt_engine::BACKENDS.facts().into_iter();
-    let facts = facts.map(|fact| (fact.to_owned(), value(fact))).collect();
+    let facts = BACKENDS.facts().into_iter();
+    let mut facts: BTreeMap<String, String> =
+        facts.map(|fact| (fact.to_owned(), value(fact))).collect();
+    let wanted = cards::wanted();
+    let card = if wanted == Wanted::Processors { None } else { cards::card().ok() };
+    let targets = cards::targets(wanted, card.as_ref());
+    if let Some(card) = card {
+        let Sm(sm) = card.sm;
+        facts.insert("sm".to_owned(), sm.to_string());
+        return Device { targets, facts, memory_bytes: Some(card.memory_bytes) };
+    }
     // A GPU that is a part of the chip has the machine's memory; what others have only their driver tells.
     let is_unified = sm_of_chip(&text(CHIP)).is_some();
     let memory = is_unified.then(|| Machine::read(Path::new("/")).mem_total_bytes);
-    Device { facts, memory_bytes: memory.flatten(), ..Device::default() }
+    Device { targets, facts, memory_bytes: memory.flatten() }
+}
+
+/// The SM of the GPU that is here, by what files say: no driver is asked.
+pub(crate) fn seen() -> Option<Sm> {
+    fact_of("sm")?.parse().ok().map(Sm)
 }
 
 /// What a fact is worth here.
@@ -258,7 +297,9 @@ mod tests {
         for backend in ["native", "onnxruntime"] {
             assert!(BACKENDS.facts_of(backend).is_empty(), "{backend}: its keys would be others");
         }
-        assert_eq!(this().facts.len(), BACKENDS.facts().len());
+        let here = this();
+        assert!(BACKENDS.facts().iter().all(|fact| here.facts.contains_key(*fact)));
+        assert_eq!(here.targets.last().map(String::as_str), Some(cards::PROCESSORS));
     }
 
     #[test]

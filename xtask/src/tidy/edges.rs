@@ -56,6 +56,7 @@ const EDGES: [(&str, &[&str]); 22] = [
             "smelt-model",
             "smelt-backend",
             "smelt-engine",
+            "smelt-cuda",
             "smelt-engine-build",
             "smelt-runtime",
             "smelt-serve",

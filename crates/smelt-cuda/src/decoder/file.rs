@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use smelt_backend::{ENGINE_FILE, Heading, Limits, OpenError};
 
+use crate::Target;
+
 /// The file that holds the weights.
 pub const WEIGHTS_FILE: &str = "weights.bin";
 /// Version of the directory's layout; a change of names, meanings or packing raises it.
@@ -104,9 +106,6 @@ struct Manifest {
     format: u32,
     kind: String,
     target: String,
-    /// The facts about a device on which it depends, by the words of pipelines.
-    #[serde(default)]
-    device: BTreeMap<String, String>,
     /// Bytes of the device's memory that it takes at least.
     #[serde(default)]
     device_bytes: Option<u64>,
@@ -151,14 +150,8 @@ pub struct TensorEntry {
 /// The kernels of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelImage<'a> {
-    /// The target that they are for: `cuda-sm90`.
-    pub target: &'a str,
-    /// The version of the instructions that they are made of: `90`.
-    pub sm: &'a str,
-    /// The name of their file in the directory.
-    pub file: &'a str,
-    /// The version of the packing that they read.
-    pub layout: u32,
+    /// What they are for.
+    pub target: Target,
     /// The cubin.
     pub image: &'a [u8],
 }
@@ -225,18 +218,18 @@ impl DecoderWriter {
         self.pad(FILE_ALIGN)?;
         self.out.flush()?;
         self.out.get_ref().sync_all()?;
-        write_durably(&self.dir.join(kernels.file), kernels.image)?;
+        let file = kernels.target.kernels_file();
+        write_durably(&self.dir.join(file), kernels.image)?;
         let manifest = Manifest {
             format: FORMAT,
             kind: KIND.to_owned(),
-            target: kernels.target.to_owned(),
-            device: BTreeMap::from([("sm".to_owned(), kernels.sm.to_owned())]),
+            target: kernels.target.word().to_owned(),
             device_bytes: Some(self.at),
             engine,
             kernels: KernelsEntry {
-                file: kernels.file.to_owned(),
+                file: file.to_owned(),
                 sha256: hex(&Sha256::digest(kernels.image)),
-                layout: kernels.layout,
+                layout: LAYOUT,
             },
             weights: WeightsEntry { bytes: self.at, sha256: hex(&self.hash.finalize()) },
             tensors: self.tensors,
@@ -272,7 +265,7 @@ fn hex(bytes: &[u8]) -> String {
 #[derive(Debug)]
 pub(super) struct DecoderDir {
     dir: PathBuf,
-    pub(super) target: String,
+    pub(super) target: Target,
     pub(super) engine: DecoderFile,
     /// The version of the packing that the kernels read.
     pub(super) layout: u32,
@@ -293,12 +286,14 @@ impl DecoderDir {
         let manifest = read_manifest(dir)?;
         let damaged = |problem| OpenError::Damaged { path: dir.join(ENGINE_FILE), problem };
         manifest.engine.check().map_err(damaged)?;
+        let target = Target::parse(&manifest.target)
+            .ok_or_else(|| damaged(format!("target {:?} is no card's", manifest.target)))?;
         let kernels = read_kernels(dir, &manifest.kernels)?;
         let weights = open_weights(&dir.join(WEIGHTS_FILE), manifest.weights.bytes)?;
         let tensors = place(manifest.tensors, manifest.weights.bytes).map_err(damaged)?;
         Ok(Self {
             dir: dir.to_owned(),
-            target: manifest.target,
+            target,
             engine: manifest.engine,
             layout: manifest.kernels.layout,
             kernels,
@@ -493,8 +488,7 @@ mod tests {
         writer.write(&[4]).unwrap();
         writer.begin("b", "f32", &[1]).unwrap();
         writer.write(&[5; 4]).unwrap();
-        let (target, file) = ("cuda-sm90", "kernels.sm_90.cubin");
-        let kernels = KernelImage { target, sm: "90", file, layout: 7, image: b"elf" };
+        let kernels = KernelImage { target: Target::Sm90, image: b"elf" };
         writer.finish(sizes(), kernels).unwrap();
     }
 
@@ -515,8 +509,8 @@ mod tests {
         let dir = TempDir::new().unwrap();
         write(dir.path());
         let opened = DecoderDir::open(dir.path()).unwrap();
-        assert_eq!((&opened.engine, opened.layout), (&sizes(), 7));
-        assert_eq!((opened.target.as_str(), &opened.kernels[..]), ("cuda-sm90", &b"elf"[..]));
+        assert_eq!((&opened.engine, opened.layout), (&sizes(), LAYOUT));
+        assert_eq!((opened.target, &opened.kernels[..]), (Target::Sm90, &b"elf"[..]));
         assert_eq!((read(&opened, "a"), read(&opened, "b")), (vec![1, 2, 3, 4], vec![5; 4]));
         assert_eq!(opened.tensors().count(), 2);
         assert_eq!(opened.weights_bytes, 4096);
@@ -547,8 +541,9 @@ mod tests {
         check_edit("\"name\": \"b\"", "\"name\": \"a\"", "twice");
         check_edit("\"heads\": 4", "\"heads\": 3", "do not share");
         check_edit("\"vocab\": 100", "\"vocab\": 0", "not those of a decoder");
-        check_edit("\"layout\": 7", "\"lay\": 7", "unknown field");
-        check_edit("kernels.sm_90.cubin", "../kernels.sm_90.cubin", "no file of its directory");
+        check_edit("\"layout\": 1", "\"lay\": 1", "unknown field");
+        check_edit("cuda-sm90", "cuda-sm70", "no card's");
+        check_edit("kernels.sm90.cubin", "../kernels.sm90.cubin", "no file of its directory");
     }
 
     #[test]
@@ -556,7 +551,7 @@ mod tests {
         let dir = TempDir::new().unwrap();
         write(dir.path());
         let (weights, kernels) =
-            (dir.path().join(WEIGHTS_FILE), dir.path().join("kernels.sm_90.cubin"));
+            (dir.path().join(WEIGHTS_FILE), dir.path().join("kernels.sm90.cubin"));
         let mut bytes = fs::read(&weights).unwrap();
         bytes[1] ^= 1;
         fs::write(&weights, &bytes).unwrap();
@@ -567,7 +562,7 @@ mod tests {
         assert!(error.contains("100 bytes where"), "{error}");
         fs::write(&kernels, b"elv").unwrap();
         let error = DecoderDir::open(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("kernels.sm_90.cubin is damaged"), "{error}");
+        assert!(error.contains("kernels.sm90.cubin is damaged"), "{error}");
         fs::remove_file(&kernels).unwrap();
         assert!(matches!(DecoderDir::open(dir.path()), Err(OpenError::Read { .. })));
     }

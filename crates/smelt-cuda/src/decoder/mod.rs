@@ -33,6 +33,7 @@ use smelt_backend::{
     MemoryPlace, MemoryReport, OpenError, RunError, SlotInput,
 };
 
+use crate::CardFacts;
 use crate::driver::{Driver, DriverError};
 use check::Checker;
 use fault::run_error;
@@ -70,6 +71,7 @@ impl CudaDecoder {
     /// When the directory holds no decoder for this card, its parts disagree, or the card has no room for it.
     pub fn open(dir: &Path, driver: &Arc<dyn Driver>, kv: KvOptions) -> Result<Self, OpenError> {
         let dir = DecoderDir::open(dir)?;
+        check_card(&dir, driver.card())?;
         let facts = facts(&dir, kv)?;
         let machine = Machine::open(&dir, driver, &facts)?;
         let full = full_pages(facts.limits);
@@ -168,6 +170,16 @@ impl CudaDecoder {
             self.fault(error);
         }
     }
+}
+
+/// Whether an engine's kernels are for this card.
+fn check_card(dir: &DecoderDir, card: &CardFacts) -> Result<(), OpenError> {
+    let wanted = dir.target.sm();
+    if wanted == card.sm {
+        return Ok(());
+    }
+    let problem = format!("its kernels are for {wanted}, and {} is {}", card.name, card.sm);
+    Err(dir.unfit("this card", problem))
 }
 
 /// What the engine in `dir` says of itself when it is opened so.

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use smelt_backend::{Decoder, KvOptions, KvType};
-use smelt_cuda::decoder::{CudaDecoder, KernelImage, LAYOUT};
+use smelt_cuda::decoder::{CudaDecoder, KernelImage};
 use smelt_cuda::kernels::form::WeightForm;
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::source::KernelSet;
 use smelt_cuda::kernels::twin;
 use smelt_cuda::recording::{RecordingDriver, card};
-use smelt_cuda::{Driver, Sm};
+use smelt_cuda::{Driver, Sm, Target};
 use smelt_engine_build::llm::{self, Limits};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
@@ -30,8 +30,7 @@ pub(super) fn packed(model: &str, scheme: Scheme, dir: &Path) -> Checkpoint {
 
 /// An engine of a checkpoint for the device that needs no GPU, which loads any kernels.
 pub(super) fn engine(checkpoint: &Checkpoint, limits: Limits, dir: &Path) -> PathBuf {
-    let (target, file) = ("cuda-sm90", "kernels.sm_90.cubin");
-    let kernels = KernelImage { target, sm: "90", file, layout: LAYOUT, image: b"none" };
+    let kernels = KernelImage { target: Target::Sm90, image: b"none" };
     let engine = dir.join("cuda");
     llm::build_for_card(checkpoint, limits, kernels, &engine, &mut |_| {}).unwrap();
     engine
