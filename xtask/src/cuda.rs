@@ -87,6 +87,7 @@ fn make_engines(folder: &Path) -> Result<()> {
     let engines = folder.join("engines");
     let mut program = Command::new(folder.join("bin/engines"));
     program.args(MAKES_ENGINES).env(ENGINES_VARIABLE, &engines).current_dir(root());
+    program.env("SMELT_NVRTC", crate::nvrtc::libraries()?);
     let status = program.status().context("cannot start the tests")?;
     ensure!(status.success(), "no engines for cards: {program:?} ended with {status}");
     let count = fs::read_dir(&engines).map_or(0, Iterator::count);

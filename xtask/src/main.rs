@@ -36,7 +36,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|cuda|demo|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench router|cma|conformance|cuda|demo|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -57,6 +57,9 @@ const USAGE: &str =
          the CPU engine beside llama.cpp and ONNX Runtime, weights of true size, and beside what memory gives
   bench serve [--runs N] [--smoke]
          smelt serve beside llama-server, equal weights of true size, one client; builds llama-server
+  bench cuda [FOLDER] | bench cuda --results FILE
+         a folder with what times the decoder for GPUs at true size on a machine with a card; of what that printed a page
+         in docs/figures, held to targets
   bench film [--runs N] [minute] [small-minute] [ten-minutes]
          what showing a film takes beside ffmpeg that decodes it
   bench router [--questions N] [--smoke]
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
         ["bench", "watch", ref rest @ ..] => bench::watch::run(rest),
         ["bench", "cpu", ref rest @ ..] => bench::cpu::run(rest),
         ["bench", "serve", ref rest @ ..] => bench::serve::run(rest),
+        ["bench", "cuda", ref rest @ ..] => bench::cuda::run(rest),
         ["bench", "film", ref rest @ ..] => bench::film::run(rest),
         ["bench", "router", ref rest @ ..] => bench::router::run(rest),
         // Started by `bench workflow`, and measured.

@@ -80,9 +80,8 @@ impl Machine {
         let rows_max = rows_max(driver.card(), facts);
         let buffers = Buffers::new(driver, &model, rows_max, HEAD_ROWS, facts.limits.max_seq_len);
         let buffers = buffers.map_err(refused)?;
-        // What was begun is waited for in any case: its memory may be given back right away.
         let cleared = buffers.clear(&**driver, stream.id());
-        stream.synchronize().and(cleared).map_err(refused)?;
+        settle(&stream).and(cleared).map_err(refused)?;
         let results = (HEAD_ROWS * RESULT_BYTES) as u64;
         Ok(Self {
             graphs: Graphs::default(),
@@ -129,6 +128,13 @@ impl Machine {
     /// Waits until nothing is left on the stream.
     pub(super) fn synchronize(&mut self) -> Result<(), DriverError> {
         self.stream.synchronize()?;
+        self.graphs.settle();
+        Ok(())
+    }
+
+    /// Waits until nothing is left that may meet memory which is given back: a wait that fails is tried once more.
+    pub(super) fn settle(&mut self) -> Result<(), DriverError> {
+        settle(&self.stream)?;
         self.graphs.settle();
         Ok(())
     }
@@ -284,6 +290,11 @@ fn rows_max(card: &CardFacts, facts: &DecoderFacts) -> usize {
     let most = if card.unified { ROWS_MAX_UNIFIED } else { ROWS_MAX };
     let limits = facts.limits;
     most.min((limits.max_slots * limits.max_seq_len).next_multiple_of(8))
+}
+
+/// Waits until nothing is left on a stream, in any case.
+fn settle(stream: &OwnedStream) -> Result<(), DriverError> {
+    stream.synchronize().or_else(|first| stream.synchronize().and(Err(first)))
 }
 
 /// Puts work on a stream, in its order.

@@ -60,7 +60,8 @@ impl Arena {
     }
 
     /// Bytes of the device that it holds.
-    pub(super) fn held_bytes(&self) -> u64 {
+    #[cfg(test)]
+    fn held_bytes(&self) -> u64 {
         self.areas.iter().map(Reservation::mapped_bytes).sum()
     }
 }

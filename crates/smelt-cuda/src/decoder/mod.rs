@@ -154,7 +154,7 @@ impl CudaDecoder {
 
     /// Gives back what a step has taken.  Work of it may be on the stream, and must not meet its memory given to others.
     fn give_back(&mut self, taken: Taken) {
-        if let Err(later) = self.machine.synchronize()
+        if let Err(later) = self.machine.settle()
             && later.is_sticky()
         {
             self.lost.get_or_insert(later);
@@ -371,6 +371,6 @@ impl CudaDecoder {
 impl Drop for CudaDecoder {
     fn drop(&mut self) {
         // A step that nobody waits for must not meet its memory given back; a device that is lost does nothing.
-        let _ = self.machine.synchronize();
+        let _ = self.machine.settle();
     }
 }

@@ -42,7 +42,7 @@ impl Staging {
             at = (at + piece.len() as u64).next_multiple_of(ALIGN);
         }
         let largest = pieces.iter().map(|piece| piece.len() as u64).max().unwrap_or(0);
-        let moved = self.make_room(at, largest)?;
+        let moved = largest > 0 && self.make_room(at, largest)?;
         for (piece, (at, _)) in pieces.iter().zip(&places) {
             self.host.as_ref().map_or(Ok(()), |host| host.write(*at, piece))?;
         }
@@ -74,13 +74,15 @@ impl Staging {
     /// # Errors
     /// [`DriverError`].
     pub(super) fn put(&self, stream: Stream, piece: usize) -> Result<(), DriverError> {
-        let (Some(host), Some(&(at, bytes))) = (&self.host, self.pieces.get(piece)) else {
+        let refused = || {
             let problem = format!("there is no piece {piece}");
-            return Err(DriverError::Refused { call: "copy", problem });
+            DriverError::Refused { call: "copy", problem }
         };
+        let &(at, bytes) = self.pieces.get(piece).ok_or_else(refused)?;
         if bytes == 0 {
             return Ok(());
         }
+        let host = self.host.as_ref().ok_or_else(refused)?;
         self.driver.copy(stream, self.address(), host.address().offset(at), bytes)
     }
 }

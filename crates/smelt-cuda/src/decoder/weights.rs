@@ -15,6 +15,7 @@ use crate::driver::{Driver, DriverError, Stream};
 /// The weights, where the device reads them.
 #[derive(Debug)]
 pub(super) struct Weights {
+    /// What all the addresses are in.
     arena: Arena,
     addresses: BTreeMap<String, DeviceAddress>,
 }
@@ -46,11 +47,6 @@ impl Weights {
     /// Where a tensor of the engine lies.
     pub(super) fn address(&self, name: &str) -> Option<DeviceAddress> {
         self.addresses.get(name).copied()
-    }
-
-    /// Bytes of the device that they take.
-    pub(super) fn bytes(&self) -> u64 {
-        self.arena.held_bytes()
     }
 }
 

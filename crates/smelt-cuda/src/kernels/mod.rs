@@ -13,3 +13,5 @@ pub mod product;
 pub mod rows;
 pub mod source;
 mod table;
+#[cfg(any(test, feature = "recording"))]
+pub mod twin;

@@ -22,7 +22,7 @@ use smelt_model::quantize::{self, Options, Scheme};
 use smelt_model::synthetic;
 use tempfile::TempDir;
 
-use super::golden::{Golden, folder, greedy, shown};
+use super::golden::{Golden, folder, greedy};
 
 /// The variable that names the folder of engines.
 const FOLDER: &str = "SMELT_CUDA_ENGINES";
