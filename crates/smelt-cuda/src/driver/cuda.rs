@@ -177,12 +177,14 @@ fn attribute_of(device: sys::CUdevice, asked: sys::CUdevice_attribute) -> Result
 }
 
 fn name_of(device: sys::CUdevice) -> Result<String, String> {
-    let mut name: [c_char; 128] = [0; 128];
+    let mut name = [0_u8; 128];
     // SAFETY: the length is that of the array behind the pointer.
-    told_as(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device) })?;
-    let bytes: Vec<u8> =
-        name.iter().map(|&byte| byte.cast_unsigned()).take_while(|&b| b != 0).collect();
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let told = unsafe {
+        sys::cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), name.len() as c_int, device)
+    };
+    told_as(told)?;
+    let text = CStr::from_bytes_until_nul(&name).map_err(|error| error.to_string())?;
+    Ok(text.to_string_lossy().into_owned())
 }
 
 fn memory_of(device: sys::CUdevice) -> Result<u64, String> {
