@@ -22,13 +22,13 @@ use super::{
     CapturedGraph, Driver, DriverError, Event, GraphExec, HostBytes, MemoryInfo, Module, NoCard,
     Priority, Stream,
 };
-use crate::cubin::{self, Cubin, NotACubin};
+use crate::cubin::{self, Cubin, KernelFacts, NotACubin};
 use crate::{CardFacts, DeviceAddress, Function, Launch, Sm};
 
 /// The oldest CUDA whose drivers have every call that is made here.
 const DRIVER_MIN: u32 = 12_000;
 
-/// Shared memory that a kernel may have without being told so.
+/// Shared memory that a kernel may have without being told so, what it declares included.
 const SHARED_BYTES_UNTOLD: u32 = 48 << 10;
 
 /// The cards of this machine.
@@ -375,10 +375,10 @@ impl CudaDriver {
         let tried = Tried::Launch(function);
         let mut made = self.made();
         let raw = *made.handles.get(&module.0).ok_or_else(|| gone("launch"))?;
-        takes(made.cubins.get(&module.0), launch)?;
+        let facts = takes(made.cubins.get(&module.0), launch)?;
         let (kernel, told) = match made.kernels.get(&(module.0, function)) {
             Some(known) => *known,
-            None => (find(raw, function)?, SHARED_BYTES_UNTOLD),
+            None => (find(raw, function)?, SHARED_BYTES_UNTOLD.saturating_sub(facts.shared_bytes)),
         };
         if launch.shared_bytes > told {
             let asked =
@@ -395,16 +395,17 @@ impl CudaDriver {
     }
 }
 
-/// Whether a module has the kernel, and it takes parameters of so many bytes: the library reads as many as it takes.
-fn takes(cubin: Option<&Cubin>, launch: &Launch) -> Result<(), DriverError> {
+/// The kernel of a launch, if the module has it and it takes parameters of so many bytes: the library reads as many as it
+/// takes.
+fn takes(cubin: Option<&Cubin>, launch: &Launch) -> Result<KernelFacts, DriverError> {
     let function = launch.function;
     let refused = |problem| DriverError::LaunchRefused { function, problem };
-    let kernel = cubin.and_then(|cubin| cubin.kernels.get(function.0));
+    let kernel = cubin.and_then(|cubin| cubin.kernels.get(function.0)).copied();
     let kernel =
         kernel.ok_or_else(|| refused("these kernels have none of that name".to_owned()))?;
     let (takes, given) = (kernel.parameter_bytes as usize, launch.args.packed().len());
     let problem = || format!("it takes {takes} bytes of parameters, and {given} were given");
-    (takes == given).then_some(()).ok_or_else(|| refused(problem()))
+    (takes == given).then_some(kernel).ok_or_else(|| refused(problem()))
 }
 
 /// A kernel of a module.
