@@ -8,7 +8,9 @@
 mod address;
 mod card;
 pub mod cubin;
+pub mod decoder;
 pub mod driver;
+pub mod kernels;
 mod launch;
 pub mod nvrtc;
 pub mod owned;

@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use smelt_backend::{Backends, Device};
-use smelt_cuda::Sm;
+use smelt_backend::{Backends, Decoder, Device, KvOptions, OpenError, Opens, Row};
+use smelt_cuda::decoder::{CudaDecoder, KIND};
+use smelt_cuda::{NoCard, Sm, Target};
 use smelt_plan::Pipeline;
 use smelt_plan::device::{ABSENT, FACTS, Facts};
 use smelt_plan::pipeline::StageSpec;
@@ -17,7 +18,28 @@ use smelt_watch::Machine;
 use crate::cards::{self, Wanted};
 
 /// The back ends, on this device.
-pub(crate) const BACKENDS: Backends = smelt_engine::BACKENDS.on(this);
+pub(crate) const BACKENDS: Backends = Backends::new(&ROWS).on(this);
+
+/// Engines for cards, and those for processors.
+const ROWS: [Row; 7] = {
+    let [decoder, graph, grids, onnxruntime] = smelt_engine::ROWS;
+    let [orin, hopper, thor] =
+        [on_card(Target::Sm87), on_card(Target::Sm90), on_card(Target::Sm110)];
+    [orin, hopper, thor, decoder, graph, grids, onnxruntime]
+};
+
+/// Decoders for cards: which one runs them is in their target.
+const fn on_card(target: Target) -> Row {
+    let (kind, backend, opens) = (KIND, "native", Opens::Decoder(open_on_card));
+    Row { kind, target: target.word(), backend, facts: &[], opens }
+}
+
+fn open_on_card(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
+    let missing = |why: NoCard| OpenError::Library(why.to_string());
+    let card = cards::card().map_err(missing)?;
+    let driver = smelt_cuda::open(card.ordinal).map_err(missing)?;
+    Ok(Box::new(CudaDecoder::open(dir, &driver, kv)?))
+}
 
 /// Files of facts are a few lines; more is not read.
 const LINES_MAX: usize = 200;
@@ -34,7 +56,7 @@ pub(crate) fn facts(pipeline: &Pipeline) -> Facts {
 
 /// This device, as far as engines of some back end depend on it.
 fn this() -> Device {
-    let facts = smelt_engine::BACKENDS.facts().into_iter();
+    let facts = BACKENDS.facts().into_iter();
     let mut facts: BTreeMap<String, String> =
         facts.map(|fact| (fact.to_owned(), value(fact))).collect();
     let wanted = cards::wanted();
