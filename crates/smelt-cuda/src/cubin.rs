@@ -104,8 +104,8 @@ pub fn whole(bytes: &[u8]) -> Result<(), NotACubin> {
     // Programs: where they begin, how long each entry is, how many there are; of each, its offset and length.
     let (at, size, count) =
         (number::<8>(bytes, 32)?, number::<2>(bytes, 54)?, number::<2>(bytes, 56)?);
-    for nth in 0..count {
-        let entry = place(at + nth * size)?;
+    slice(bytes, at, count * size)?;
+    for entry in (0..count).map(|nth| at + nth * size) {
         slice(bytes, number::<8>(bytes, entry + 8)?, number::<8>(bytes, entry + 32)?)?;
     }
     Ok(())
@@ -138,8 +138,9 @@ impl<'a> ElfFile<'a> {
         }
         let (at, size) = (number::<8>(bytes, 40)?, number::<2>(bytes, 58)?);
         let (count, names) = (number::<2>(bytes, 60)?, number::<2>(bytes, 62)?);
+        slice(bytes, at, count * size)?;
         let section = |nth: u64| {
-            let entry = place(at.saturating_add(nth * size))?;
+            let entry = at + nth * size;
             Ok(Section {
                 name: number::<4>(bytes, entry)?,
                 kind: narrow(number::<4>(bytes, entry + 4)?)?,
@@ -148,7 +149,7 @@ impl<'a> ElfFile<'a> {
                 link: number::<4>(bytes, entry + 40)?,
             })
         };
-        let sections = (0..count).map(section).collect::<Result<Vec<_>, _>>()?;
+        let sections = (0..count).map(section).collect::<Result<Vec<_>, NotACubin>>()?;
         Ok(Self { bytes, sections, names: place(names)? })
     }
 
@@ -203,10 +204,10 @@ impl<'a> ElfFile<'a> {
             if !matches!(attribute.kind, REGISTERS | FRAME) {
                 continue;
             }
-            let symbol = place(number::<4>(attribute.long, 0)?)?;
+            let symbol = number::<4>(attribute.long, 0)?;
             let value = narrow(number::<4>(attribute.long, 4)?)?;
             // An entry of the table of symbols has 24 bytes and begins with its name.
-            let name = text(names, number::<4>(entries, symbol.saturating_mul(24))?)?;
+            let name = text(names, number::<4>(entries, symbol * 24)?)?;
             match kernels.get_mut(name) {
                 Some(kernel) if attribute.kind == REGISTERS => kernel.registers = value,
                 Some(kernel) => kernel.stack_bytes = value,
@@ -250,8 +251,8 @@ fn slice(bytes: &[u8], from: u64, len: u64) -> Result<&[u8], NotACubin> {
 }
 
 /// A number of `N` bytes, little-endian.
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Result<u64, NotACubin> {
-    let found = slice(bytes, at as u64, N as u64)?;
+fn number<const N: usize>(bytes: &[u8], at: u64) -> Result<u64, NotACubin> {
+    let found = slice(bytes, at, N as u64)?;
     Ok(found.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
 }
 

@@ -125,14 +125,14 @@ pub(crate) fn judge(
         )),
         Wanted::Processors => Verdict::Fine,
         Wanted::Card(_) => match card() {
-            Ok(card) if Target::of(card.sm).map(Target::word) == Some(chosen) => Verdict::Fine,
+            Ok(card) if Target::of(card.sm).map(Target::word) == Some(*chosen) => Verdict::Fine,
             Ok(card) => {
                 Verdict::Refused(format!("--device {wanted}: {}", none_for(engines, &card)))
             }
             Err(why) => Verdict::Refused(format!("--device {wanted}: {why}")),
         },
         Wanted::Auto if is_for_gpus => match card() {
-            Ok(card) if Target::of(card.sm).map(Target::word) == Some(chosen) => Verdict::Fine,
+            Ok(card) if Target::of(card.sm).map(Target::word) == Some(*chosen) => Verdict::Fine,
             Ok(card) => Verdict::Refused(none_for(engines, &card)),
             Err(why) => Verdict::Refused(format!("the engine is for {chosen}, and {why}")),
         },

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use smelt_backend::{Backends, Decoder, Device, KvOptions, OpenError, Opens, Row};
-use smelt_cuda::decoder::{CudaDecoder, KIND};
+use smelt_cuda::decoder::{CudaDecoder, DescribedDecoder, KIND};
 use smelt_cuda::{NoCard, Sm, Target};
 use smelt_plan::Pipeline;
 use smelt_plan::device::{ABSENT, FACTS, Facts};
@@ -20,18 +20,23 @@ use crate::cards::{self, Wanted};
 /// The back ends, on this device.
 pub(crate) const BACKENDS: Backends = Backends::new(&ROWS).on(this);
 
-/// Engines for cards, and those for processors.
-const ROWS: [Row; 7] = {
+/// The same for stages that look at engines, which may be for another device: those for cards run nothing.
+pub(crate) const LOOKING: Backends = Backends::new(&LOOKING_ROWS).on(this).looking();
+
+const ROWS: [Row; 7] = rows(Opens::Decoder(open_on_card));
+const LOOKING_ROWS: [Row; 7] = rows(Opens::Decoder(describe));
+
+/// Engines for cards, which `cards` opens, before those for processors: of two that run the first is taken.
+const fn rows(cards: Opens) -> [Row; 7] {
     let [decoder, graph, grids, onnxruntime] = smelt_engine::ROWS;
     let [orin, hopper, thor] =
-        [on_card(Target::Sm87), on_card(Target::Sm90), on_card(Target::Sm110)];
+        [on_card(Target::Sm87, cards), on_card(Target::Sm90, cards), on_card(Target::Sm110, cards)];
     [orin, hopper, thor, decoder, graph, grids, onnxruntime]
-};
+}
 
 /// Decoders for cards: which one runs them is in their target.
-const fn on_card(target: Target) -> Row {
-    let (kind, backend, opens) = (KIND, "native", Opens::Decoder(open_on_card));
-    Row { kind, target: target.word(), backend, facts: &[], opens }
+const fn on_card(target: Target, opens: Opens) -> Row {
+    Row { kind: KIND, target: target.word(), backend: "native", facts: &[], opens }
 }
 
 fn open_on_card(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
@@ -39,6 +44,10 @@ fn open_on_card(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError
     let card = cards::card().map_err(missing)?;
     let driver = smelt_cuda::open(card.ordinal).map_err(missing)?;
     Ok(Box::new(CudaDecoder::open(dir, &driver, kv)?))
+}
+
+fn describe(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
+    Ok(Box::new(DescribedDecoder::open(dir, kv)?))
 }
 
 /// Files of facts are a few lines; more is not read.

@@ -8,6 +8,7 @@
 mod buffers;
 mod check;
 mod choices;
+mod described;
 mod fault;
 mod features;
 mod file;
@@ -36,6 +37,7 @@ use smelt_backend::{
 use crate::CardFacts;
 use crate::driver::{Driver, DriverError};
 use check::Checker;
+pub use described::DescribedDecoder;
 use fault::run_error;
 use file::DecoderDir;
 pub use file::{

@@ -22,13 +22,13 @@ use super::{
     CapturedGraph, Driver, DriverError, Event, GraphExec, HostBytes, MemoryInfo, Module, NoCard,
     Priority, Stream,
 };
-use crate::cubin::{self, Cubin, NotACubin};
+use crate::cubin::{self, Cubin, KernelFacts, NotACubin};
 use crate::{CardFacts, DeviceAddress, Function, Launch, Sm};
 
 /// The oldest CUDA whose drivers have every call that is made here.
 const DRIVER_MIN: u32 = 12_000;
 
-/// Shared memory that a kernel may have without being told so.
+/// Shared memory that a kernel may have without being told so, what it declares included.
 const SHARED_BYTES_UNTOLD: u32 = 48 << 10;
 
 /// The cards of this machine.
@@ -177,12 +177,14 @@ fn attribute_of(device: sys::CUdevice, asked: sys::CUdevice_attribute) -> Result
 }
 
 fn name_of(device: sys::CUdevice) -> Result<String, String> {
-    let mut name: [c_char; 128] = [0; 128];
+    let mut name = [0_u8; 128];
     // SAFETY: the length is that of the array behind the pointer.
-    told_as(unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device) })?;
-    let bytes: Vec<u8> =
-        name.iter().map(|&byte| byte.cast_unsigned()).take_while(|&b| b != 0).collect();
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let told = unsafe {
+        sys::cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), name.len() as c_int, device)
+    };
+    told_as(told)?;
+    let text = CStr::from_bytes_until_nul(&name).map_err(|error| error.to_string())?;
+    Ok(text.to_string_lossy().into_owned())
 }
 
 fn memory_of(device: sys::CUdevice) -> Result<u64, String> {
@@ -373,10 +375,10 @@ impl CudaDriver {
         let tried = Tried::Launch(function);
         let mut made = self.made();
         let raw = *made.handles.get(&module.0).ok_or_else(|| gone("launch"))?;
-        takes(made.cubins.get(&module.0), launch)?;
+        let facts = takes(made.cubins.get(&module.0), launch)?;
         let (kernel, told) = match made.kernels.get(&(module.0, function)) {
             Some(known) => *known,
-            None => (find(raw, function)?, SHARED_BYTES_UNTOLD),
+            None => (find(raw, function)?, SHARED_BYTES_UNTOLD.saturating_sub(facts.shared_bytes)),
         };
         if launch.shared_bytes > told {
             let asked =
@@ -393,16 +395,17 @@ impl CudaDriver {
     }
 }
 
-/// Whether a module has the kernel, and it takes parameters of so many bytes: the library reads as many as it takes.
-fn takes(cubin: Option<&Cubin>, launch: &Launch) -> Result<(), DriverError> {
+/// The kernel of a launch, if the module has it and it takes parameters of so many bytes: the library reads as many as it
+/// takes.
+fn takes(cubin: Option<&Cubin>, launch: &Launch) -> Result<KernelFacts, DriverError> {
     let function = launch.function;
     let refused = |problem| DriverError::LaunchRefused { function, problem };
-    let kernel = cubin.and_then(|cubin| cubin.kernels.get(function.0));
+    let kernel = cubin.and_then(|cubin| cubin.kernels.get(function.0)).copied();
     let kernel =
         kernel.ok_or_else(|| refused("these kernels have none of that name".to_owned()))?;
     let (takes, given) = (kernel.parameter_bytes as usize, launch.args.packed().len());
     let problem = || format!("it takes {takes} bytes of parameters, and {given} were given");
-    (takes == given).then_some(()).ok_or_else(|| refused(problem()))
+    (takes == given).then_some(kernel).ok_or_else(|| refused(problem()))
 }
 
 /// A kernel of a module.

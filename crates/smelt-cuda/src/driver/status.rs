@@ -20,11 +20,11 @@ const OUT_OF_MEMORY: u32 = 2;
 const IMAGES: [u32; 5] = [200, 209, 218, 221, 222];
 /// After these the context works no more: deinitialised, unavailable, context gone, ECC, NVLink or contained errors; then a
 /// kernel's illegal address, timeout, assertion, stack, instruction, misaligned address, address space, program counter,
-/// other failure; a failed launch of the system, and what the driver has no name for.
-const STICKY: [u32; 19] =
-    [4, 46, 201, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 720, 802, 999];
-/// A kernel cannot be launched so: wrong values, not found, too many resources.
-const LAUNCHES: [u32; 3] = [1, 500, 701];
+/// other failure; and what the driver has no name for.
+const STICKY: [u32; 17] =
+    [4, 46, 201, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 999];
+/// A kernel cannot be launched so: wrong values, not found, too many resources, too many blocks at once.
+const LAUNCHES: [u32; 4] = [1, 500, 701, 720];
 
 /// What was tried.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,6 @@
 //! Keeps work on streams until somebody waits for it, then does it in its order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -104,7 +104,7 @@ struct Mark {
 #[derive(Default)]
 pub(super) struct Work {
     kernels: BTreeMap<Function, HostKernel>,
-    modules: BTreeMap<Module, ()>,
+    modules: BTreeSet<Module>,
     streams: BTreeMap<Stream, Line>,
     events: BTreeMap<Event, Mark>,
     graphs: BTreeMap<CapturedGraph, Vec<Op>>,
@@ -142,7 +142,7 @@ impl Work {
 
     pub(super) fn load(&mut self) -> Module {
         let module = Module(self.id());
-        self.modules.insert(module, ());
+        self.modules.insert(module);
         module
     }
 
@@ -151,7 +151,7 @@ impl Work {
         if self.left().any(uses) {
             return Err(format!("work of {module:?} is left"));
         }
-        self.modules.remove(&module).ok_or_else(|| gone(&module))
+        self.modules.remove(&module).then_some(()).ok_or_else(|| gone(&module))
     }
 
     pub(super) fn add_stream(&mut self) -> Stream {
@@ -211,7 +211,7 @@ impl Work {
     /// Puts something on a stream, or into what is captured of it.
     pub(super) fn put(&mut self, stream: Stream, op: Op) -> Result<(), String> {
         if let Op::Launch { module, .. } = &op
-            && !self.modules.contains_key(module)
+            && !self.modules.contains(module)
         {
             return Err(gone(module));
         }
