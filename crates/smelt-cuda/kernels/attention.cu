@@ -32,8 +32,8 @@ template <int THREADS> __device__ __forceinline__ void copy_page(u32 to, const u
             }
         }
         u32 from = to + (part * 2 * 64 + position) * 16;
-        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" :: "r"(from), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
-        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" :: "r"(from + 1024), "r"(words[4]), "r"(words[5]), "r"(words[6]), "r"(words[7]) : "memory");
+        store16(from, make_uint4(words[0], words[1], words[2], words[3]));
+        store16(from + 1024, make_uint4(words[4], words[5], words[6], words[7]));
     }
 #else
     for (u32 at = threadIdx.x; at < 2 * D_BLOCKS * 64; at += THREADS) copy16(to + at * 16, head + at * 16, at % 64 < end);

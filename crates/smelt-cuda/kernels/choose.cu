@@ -109,8 +109,8 @@ __device__ __forceinline__ u32 block_count(u32 own, u32* slots) {
 #define ADJUST_THREADS 256
 
 // Puts biases and penalties on a copy of a row; where only some tokens may come, leaves those alone, in their order.
-// Grid [pieces of the row, choices].  `rows` and `allowed` are [choices][vocab]; `lengths` and `faults` one a choice, and
-// `faults` is zero.
+// Grid [pieces of the row, choices].  `rows` and `allowed` are [choices][vocab]; `lengths` and `faults` one a choice;
+// `faults` is zero at first, and `choose_pick` leaves it so.
 KERNEL void __launch_bounds__(ADJUST_THREADS) choose_adjust(
     float* rows, u32* allowed, u32* lengths, u32* faults, const float* logits, const Choice* choices,
     const TokenNumber* biases, const TokenNumber* counts, const u32* masks, u32 vocab) {
@@ -583,7 +583,7 @@ __device__ u32 pick(Desk& desk, const Choice& choice, const View& view, const fl
 // One block for each choice.  `next` are the tokens of the next step.
 KERNEL void __launch_bounds__(CHOOSE_THREADS) choose_pick(
     ChoiceResult* results, u32* next, const float* largest, const float* weights, const float* rows, const u32* allowed,
-    const u32* lengths, const u32* faults, const float* logits, const Choice* choices, u32 vocab, u32 blocks) {
+    const u32* lengths, u32* faults, const float* logits, const Choice* choices, u32 vocab, u32 blocks) {
     __shared__ Desk desk;
     wait_for_earlier();
     const u32 index = blockIdx.x;
@@ -604,7 +604,9 @@ KERNEL void __launch_bounds__(CHOOSE_THREADS) choose_pick(
             else if (masks) token = allowed[(u64)index * vocab + token];
         }
     }
+    __syncthreads();
     if (threadIdx.x == 0) {
+        faults[index] = 0;
         result.status = status, result.token = token;
         if (choice.token_to != NONE) next[choice.token_to] = token == NONE ? 0 : token;
     }

@@ -117,6 +117,11 @@ template <int LEFT> __device__ __forceinline__ void await_copies() {
     asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
 }
 
+__device__ __forceinline__ void store16(u32 to, uint4 four) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};"
+                 :: "r"(to), "r"(four.x), "r"(four.y), "r"(four.z), "r"(four.w) : "memory");
+}
+
 // Weights, which are read once: not kept in the first cache.
 __device__ __forceinline__ uint4 load_once(const uint4* at) {
     uint4 d;

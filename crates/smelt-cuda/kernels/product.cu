@@ -7,9 +7,8 @@
 
 #define SCALE_NONE 0
 #define SCALE_F16 1
-#define SCALE_F32 2
 // An f16 for each span of columns times a signed byte for each group.
-#define SCALE_FACTORS 3
+#define SCALE_FACTORS 2
 
 // What a result becomes.
 #define STORE 0
@@ -70,7 +69,6 @@ template <class F> __device__ __forceinline__ float group_number(
     const void* numbers, const void* spans, u32 row, u32 group, u32 columns) {
     u32 at = group_at(row, group, columns / F::GROUP);
     if (F::SCALE == SCALE_F16) return half_value(((const u16*)numbers)[at]);
-    if (F::SCALE == SCALE_F32) return ((const float*)numbers)[at];
     u32 span = group_at(row, group * F::GROUP / SPAN_COLUMNS, columns / SPAN_COLUMNS);
     return half_value(((const u16*)spans)[span]) * (float)((const signed char*)numbers)[at];
 }
@@ -86,10 +84,6 @@ template <class F, int TILES> __device__ __forceinline__ void group_numbers(
             u32 both = __ldg(pairs + i);
             out[i][0] = low_value(both), out[i][1] = high_value(both);
         }
-    } else if (F::SCALE == SCALE_F32) {
-        const float* all = (const float*)numbers + at;
-#pragma unroll
-        for (int i = 0; i < TILES; i++) out[i][0] = __ldg(all + 2 * i), out[i][1] = __ldg(all + 2 * i + 1);
     } else if (F::SCALE == SCALE_FACTORS) {
         u32 span = group_at(row, group * F::GROUP / SPAN_COLUMNS, columns / SPAN_COLUMNS) + g * 8;
         const signed char* factors = (const signed char*)numbers + at;
@@ -120,6 +114,7 @@ template <class F> __device__ __forceinline__ Fragment unpack(const uint4& read,
         // Halves 1024 + zero of row g, -(64 + zero) of row g + 8.
         u32 low = 0x64086408, high = 0xD480D480;
         if (F::ZEROS) low = 0x64006400 + zeros[0] * 0x00010001, high = 0xD400D400 + zeros[1] * 0x00100010;
+        if (F::MINS) low = 0x64006400, high = 0xD400D400;
         const u32 sixteenth = 0x2C002C00;
         f.a0 = sub2(and_or(word, 0x000F000F, 0x64006400), low);
         f.a1 = fma2(and_or(word, 0x00F000F0, 0x64006400), sixteenth, high);

@@ -7,6 +7,7 @@
 mod address;
 mod card;
 pub mod driver;
+pub mod kernels;
 mod launch;
 pub mod owned;
 #[cfg(any(test, feature = "recording"))]
