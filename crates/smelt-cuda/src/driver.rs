@@ -4,13 +4,20 @@
 //! wrappers of [`crate::owned`] do that when they are dropped.  Work is put on a [`Stream`] and done in its order; nothing
 //! else is ordered but by an [`Event`].
 
+#[cfg_attr(target_env = "musl", path = "driver/static_cuda.rs")]
+mod cuda;
 mod error;
+mod library;
+#[cfg(not(target_env = "musl"))]
+mod status;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use cuda::{cards, open};
 pub use error::DriverError;
+pub use library::{NoCard, VARIABLE};
 
 use crate::{CardFacts, DeviceAddress, Launch};
 

@@ -93,6 +93,17 @@ impl LaunchArgs {
         &self.0
     }
 
+    /// The bytes that the kernel reads, each as far in as C puts it: at a multiple of its own length.
+    pub fn packed(&self) -> Vec<u8> {
+        let mut packed = Vec::with_capacity(self.0.len() * 8);
+        for arg in &self.0 {
+            let (bytes, len) = arg.bytes();
+            packed.resize(packed.len().next_multiple_of(len), 0);
+            packed.extend_from_slice(&bytes[..len]);
+        }
+        packed
+    }
+
     /// The places that it names, without those that are none.
     pub fn addresses(&self) -> impl Iterator<Item = DeviceAddress> + '_ {
         self.0.iter().filter_map(|arg| match arg {
@@ -138,9 +149,18 @@ mod tests {
     }
 
     #[test]
+    fn parameters_lie_where_c_puts_them() {
+        let args = LaunchArgs::new().with(1_u32).with(DeviceAddress(2)).with(3_u32).with(4.0_f32);
+        let packed = args.packed();
+        assert_eq!(packed.len(), 24);
+        assert_eq!((packed[0], packed[8], packed[16]), (1, 2, 3));
+        assert_eq!(packed[20..], 4.0_f32.to_le_bytes());
+        assert_eq!(LaunchArgs::new().with(5_u32).packed(), [5, 0, 0, 0]);
+    }
+
+    #[test]
     fn a_launch_names_the_memory_that_it_is_given() {
-        let args =
-            LaunchArgs::new().with(DeviceAddress(16)).with(3_u32).with(DeviceAddress::NULL);
+        let args = LaunchArgs::new().with(DeviceAddress(16)).with(3_u32).with(DeviceAddress::NULL);
         assert_eq!(args.addresses().collect::<Vec<_>>(), [DeviceAddress(16)]);
         assert_eq!(args.args().len(), 3);
     }

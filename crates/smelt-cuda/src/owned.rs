@@ -236,8 +236,9 @@ impl OwnedStream {
         self.driver.begin_capture(self.stream)?;
         let did = put(self.stream);
         let graph = self.driver.end_capture(self.stream);
-        let captured = Captured { driver: Arc::clone(&self.driver), graph: graph? };
+        let captured = graph.map(|graph| Captured { driver: Arc::clone(&self.driver), graph });
         did?;
+        let captured = captured?;
         let exec = self.driver.instantiate(captured.graph)?;
         Ok(OwnedGraph { driver: Arc::clone(&self.driver), exec })
     }

@@ -24,7 +24,7 @@ use crate::driver::{
 use crate::{CardFacts, DeviceAddress, Function, Launch, Sm};
 use calls::Calls;
 use memory::Place;
-use work::{Op, Work};
+use work::{Op, Span, Work};
 
 /// Bytes of which mapped pieces are multiples: less than on any card, so that tests take little memory.
 const CHUNK_BYTES: u64 = 64 << 10;
@@ -145,6 +145,22 @@ impl RecordingDriver {
         act(state)
     }
 
+    /// Makes a call that waits for work, which the device does whatever the call says.
+    fn wait_for(&self, call: Call, until: Until) -> Result<(), DriverError> {
+        let state = &mut *self.lock();
+        let name = call.name;
+        let begun = state.calls.begin(call);
+        if state.work.captures(thread::current().id()) {
+            state.violations.push(format!("{name} while the thread captures"));
+            return Err(refused(name, "the thread captures a stream"));
+        }
+        if state.calls.is_lost() {
+            return begun;
+        }
+        let did = state.run(name, until);
+        begun.and(did)
+    }
+
     /// Makes a call that puts something on a stream.
     fn put(&self, call: Call, stream: Stream, op: Op) -> Result<(), DriverError> {
         let state = &mut *self.lock();
@@ -183,8 +199,7 @@ impl State {
 
     /// Notes that work which names a piece of memory is left.
     fn still_named(&mut self, call: &'static str, address: DeviceAddress) {
-        let Some((from, to)) = self.memory.piece(address) else { return };
-        if self.work.names(from, to) {
+        if self.memory.piece(address).is_some_and(|piece| self.work.names(piece)) {
             self.violations.push(format!("{call}: work that names {address} is left"));
         }
     }
@@ -264,7 +279,7 @@ impl Driver for RecordingDriver {
 
     fn unmap(&self, address: DeviceAddress, bytes: u64) -> Result<(), DriverError> {
         self.give_back(Call::named("unmap"), |state| {
-            if state.work.names(address.0, address.0 + bytes) {
+            if state.work.names(Span::new(address, bytes)) {
                 state.violations.push(format!("unmap: work that names {address} is left"));
             }
             state.memory.unmap(address, bytes)
@@ -285,8 +300,7 @@ impl Driver for RecordingDriver {
     fn write_host(&self, to: DeviceAddress, bytes: &[u8]) -> Result<(), DriverError> {
         let name = "write_host";
         self.call(Call::named(name), |state| {
-            let end = to.0 + bytes.len() as u64;
-            if state.work.names(to.0, end) {
+            if state.work.names(state.memory.span(to, bytes.len() as u64)) {
                 return Err(state.wrong(name, format!("work that names {to} is left")));
             }
             match state.memory.host(to, bytes.len() as u64) {
@@ -300,7 +314,7 @@ impl Driver for RecordingDriver {
     fn read_host(&self, from: DeviceAddress, bytes: &mut [u8]) -> Result<(), DriverError> {
         let name = "read_host";
         self.call(Call::named(name), |state| {
-            if state.work.writes(from.0, from.0 + bytes.len() as u64) {
+            if state.work.writes(state.memory.span(from, bytes.len() as u64)) {
                 return Err(state.wrong(name, format!("work that writes {from} is left")));
             }
             match state.memory.host(from, bytes.len() as u64) {
@@ -402,8 +416,7 @@ impl Driver for RecordingDriver {
     }
 
     fn synchronize(&self, stream: Stream) -> Result<(), DriverError> {
-        let name = "synchronize";
-        self.call(Call::on(name, stream), |state| state.run(name, Until::All(stream)))
+        self.wait_for(Call::on("synchronize", stream), Until::All(stream))
     }
 
     fn event(&self) -> Result<Event, DriverError> {
@@ -439,8 +452,7 @@ impl Driver for RecordingDriver {
     }
 
     fn synchronize_event(&self, event: Event) -> Result<(), DriverError> {
-        let name = "synchronize_event";
-        self.call(Call::named(name), |state| state.run(name, Until::Mark(event)))
+        self.wait_for(Call::named("synchronize_event"), Until::Mark(event))
     }
 
     fn elapsed(&self, from: Event, to: Event) -> Result<Duration, DriverError> {
@@ -462,6 +474,10 @@ impl Driver for RecordingDriver {
         let name = "end_capture";
         let state = &mut *self.lock();
         let begun = state.calls.begin(Call::on(name, stream));
+        if state.calls.is_lost() {
+            begun.clone()?;
+        }
+        // Whatever the call says, the stream works as before.
         let captured = state.work.end_capture(stream);
         let ops = captured.map_err(|problem| state.wrong(name, problem));
         begun?;

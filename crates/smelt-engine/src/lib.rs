@@ -18,4 +18,4 @@ mod processors;
 pub mod tactics;
 pub mod vision;
 
-pub use backends::BACKENDS;
+pub use backends::{BACKENDS, ROWS};

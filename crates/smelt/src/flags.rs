@@ -20,6 +20,7 @@ use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{BUDGET_MAX, Method, Scheme};
 use smelt_runtime::image::{FRAMES_MAX, Wanted};
 
+use crate::cards::Wanted;
 use crate::checkpoint::QuantFormat;
 use crate::console::Volume;
 use crate::paint::When;
@@ -286,6 +287,9 @@ pub(crate) struct ChatFlags {
     /// deployment says, else what the engine was built for)
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) max_seq_len: Option<u32>,
+    /// What runs it: the GPU where card and engine agree (auto), the processors, or a card by its number, as in cuda:1
+    #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
+    pub(crate) device: Wanted,
     #[command(flatten)]
     pub(crate) eyes: ImageFlags,
     #[command(flatten)]
@@ -325,6 +329,9 @@ pub(crate) struct EmbedFlags {
     /// What to embed
     #[arg(required = true, value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
+    /// What runs it: the GPU where card and engine agree (auto), the processors, or a card by its number, as in cuda:1
+    #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
+    pub(crate) device: Wanted,
     /// Print one JSON document with the texts and their numbers of tokens
     #[arg(long)]
     pub(crate) json: bool,

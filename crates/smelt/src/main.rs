@@ -8,6 +8,7 @@
 mod accuracy;
 mod atomic_dir;
 mod built;
+mod cards;
 mod carried;
 mod checkpoint;
 mod checkpoints;

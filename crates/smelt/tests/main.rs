@@ -5,6 +5,7 @@
 mod accuracy;
 mod calibration;
 mod confinement;
+mod devices;
 mod doctor;
 mod durable;
 mod embed;

@@ -29,7 +29,14 @@ const EDGES: [(&str, &[&str]); 22] = [
     ("smelt-cuda", &["smelt-backend", "smelt-random", "smelt-tensor"]),
     (
         "smelt-engine-build",
-        &["smelt-backend", "smelt-onnx", "smelt-tensor", "smelt-model", "smelt-engine"],
+        &[
+            "smelt-backend",
+            "smelt-onnx",
+            "smelt-tensor",
+            "smelt-model",
+            "smelt-engine",
+            "smelt-cuda",
+        ],
     ),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
     ("smelt-runtime", &["smelt-backend", "smelt-family", "smelt-plot", "smelt-watch"]),
@@ -49,6 +56,7 @@ const EDGES: [(&str, &[&str]); 22] = [
             "smelt-model",
             "smelt-backend",
             "smelt-engine",
+            "smelt-cuda",
             "smelt-engine-build",
             "smelt-runtime",
             "smelt-serve",

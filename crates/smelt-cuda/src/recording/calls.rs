@@ -1,7 +1,7 @@
 //! Writes calls down, and says which of them fail.
 
-use crate::driver::{DriverError, Stream};
 use crate::Launch;
+use crate::driver::{DriverError, Stream};
 
 /// A call of a driver.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use super::work::Span;
 use crate::DeviceAddress;
 use crate::driver::{DriverError, HostBytes, MemoryInfo};
 
@@ -133,11 +134,7 @@ impl TwinMemory {
         DeviceAddress(at)
     }
 
-    pub(super) fn give_back(
-        &mut self,
-        place: Place,
-        address: DeviceAddress,
-    ) -> Result<(), String> {
+    pub(super) fn give_back(&mut self, place: Place, address: DeviceAddress) -> Result<(), String> {
         match self.pieces.get(&address.0) {
             Some(piece) if piece.place == place && piece.mapped.is_empty() => {
                 self.pieces.remove(&address.0);
@@ -193,10 +190,17 @@ impl TwinMemory {
         }
     }
 
-    /// From where to where the piece goes that a place is in.
-    pub(super) fn piece(&self, address: DeviceAddress) -> Option<(u64, u64)> {
+    /// All of the piece that a place is in.
+    pub(super) fn piece(&self, address: DeviceAddress) -> Option<Span> {
         let (base, piece) = self.pieces.range(..=address.0).next_back()?;
-        (address.0 < base + piece.size).then_some((*base, base + piece.size))
+        let whole = Span::new(DeviceAddress(*base), piece.size);
+        (address.0 < whole.to).then_some(whole)
+    }
+
+    /// Some bytes of the piece that they are in.
+    pub(super) fn span(&self, at: DeviceAddress, bytes: u64) -> Span {
+        let span = Span::new(at, bytes);
+        Span { piece: self.piece(at).map_or(at.0, |whole| whole.from), ..span }
     }
 
     /// Page-locked memory, as the host uses it.

@@ -52,17 +52,20 @@ fn everything(driver: &Arc<dyn Driver>) -> Result<Vec<u32>, DriverError> {
         driver.copy(stream, buffer.address(), host.address(), 4)?;
         module.launch(stream, &adding(buffer.address(), 5, 4))
     })?;
-    driver.record(begin.id(), stream.id())?;
-    graph.launch(stream.id())?;
-    driver.record(end.id(), stream.id())?;
-    driver.wait(other.id(), end.id())?;
-    driver.copy(other.id(), pages.address(), buffer.address(), 16)?;
     let mut found = [0; 16];
-    let copied = driver.copy_to_host(other.id(), &mut found, pages.address());
+    let mut put = || {
+        driver.record(begin.id(), stream.id())?;
+        graph.launch(stream.id())?;
+        driver.record(end.id(), stream.id())?;
+        driver.wait(other.id(), end.id())?;
+        driver.copy(other.id(), pages.address(), buffer.address(), 16)?;
+        while !driver.query(end.id())? {}
+        driver.copy_to_host(other.id(), &mut found, pages.address())
+    };
+    let put = put();
     // Whatever happened, memory is not given back below work.
     let done = stream.synchronize().and(other.synchronize());
-    copied.and(done)?;
-    while !driver.query(end.id())? {}
+    put.and(done)?;
     driver.elapsed(begin.id(), end.id())?;
     pages.shrink()?;
     Ok(numbers(&found))

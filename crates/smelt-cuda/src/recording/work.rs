@@ -1,6 +1,6 @@
 //! Keeps work on streams until somebody waits for it, then does it in its order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -16,32 +16,64 @@ pub type HostKernel = Arc<dyn Fn(&mut TwinMemory, &Launch) -> Result<(), Astray>
 /// Something on a stream.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    Copy { to: DeviceAddress, from: DeviceAddress, bytes: u64 },
-    Set { to: DeviceAddress, byte: u8, bytes: u64 },
-    Launch { module: Module, launch: Launch },
+    Copy {
+        to: DeviceAddress,
+        from: DeviceAddress,
+        bytes: u64,
+    },
+    Set {
+        to: DeviceAddress,
+        byte: u8,
+        bytes: u64,
+    },
+    Launch {
+        module: Module,
+        launch: Launch,
+    },
     /// The event's mark of this count is passed.
     Record(Event, u64),
     /// Goes on when the event's mark of this count is passed.
     Wait(Event, u64),
 }
 
-impl Op {
-    /// Whether it reads or writes some of the bytes.
-    fn names(&self, from: u64, to: u64) -> bool {
-        let overlaps = |at: DeviceAddress, bytes: u64| at.0 < to && from < at.0 + bytes;
-        match self {
-            Self::Copy { from: source, bytes, .. } if overlaps(*source, *bytes) => true,
-            _ => self.writes(from, to),
-        }
+/// Some bytes of memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    /// Where the piece begins that they are in.
+    pub(super) piece: u64,
+}
+
+impl Span {
+    /// A piece of `bytes` bytes.
+    pub(super) const fn new(at: DeviceAddress, bytes: u64) -> Self {
+        Self { from: at.0, to: at.0 + bytes, piece: at.0 }
     }
 
-    /// Whether it writes some of the bytes; a kernel may write whatever it is given, from there on.
-    fn writes(&self, from: u64, to: u64) -> bool {
-        let overlaps = |at: DeviceAddress, bytes: u64| at.0 < to && from < at.0 + bytes;
+    const fn overlaps(self, at: DeviceAddress, bytes: u64) -> bool {
+        at.0 < self.to && self.from < at.0 + bytes
+    }
+}
+
+impl Op {
+    /// Whether it reads or writes some of the bytes.
+    fn names(&self, span: Span) -> bool {
+        let reads = match self {
+            Self::Copy { from, bytes, .. } => span.overlaps(*from, *bytes),
+            _ => false,
+        };
+        reads || self.writes(span)
+    }
+
+    /// Whether it may write some of the bytes: a kernel what it is given, and all that lies behind in the same piece.
+    fn writes(&self, span: Span) -> bool {
         match self {
-            Self::Copy { to, bytes, .. } | Self::Set { to, bytes, .. } => overlaps(*to, *bytes),
+            Self::Copy { to, bytes, .. } | Self::Set { to, bytes, .. } => {
+                span.overlaps(*to, *bytes)
+            }
             Self::Launch { launch, .. } => {
-                launch.args.addresses().any(|at| (from..to).contains(&at.0))
+                launch.args.addresses().any(|at| (span.piece..span.to).contains(&at.0))
             }
             Self::Record(..) | Self::Wait(..) => false,
         }
@@ -72,7 +104,7 @@ struct Mark {
 #[derive(Default)]
 pub(super) struct Work {
     kernels: BTreeMap<Function, HostKernel>,
-    modules: BTreeMap<Module, ()>,
+    modules: BTreeSet<Module>,
     streams: BTreeMap<Stream, Line>,
     events: BTreeMap<Event, Mark>,
     graphs: BTreeMap<CapturedGraph, Vec<Op>>,
@@ -110,7 +142,7 @@ impl Work {
 
     pub(super) fn load(&mut self) -> Module {
         let module = Module(self.id());
-        self.modules.insert(module, ());
+        self.modules.insert(module);
         module
     }
 
@@ -119,7 +151,7 @@ impl Work {
         if self.left().any(uses) {
             return Err(format!("work of {module:?} is left"));
         }
-        self.modules.remove(&module).ok_or_else(|| gone(&module))
+        self.modules.remove(&module).then_some(()).ok_or_else(|| gone(&module))
     }
 
     pub(super) fn add_stream(&mut self) -> Stream {
@@ -156,13 +188,13 @@ impl Work {
     }
 
     /// Whether work that is left reads or writes some of the bytes.
-    pub(super) fn names(&self, from: u64, to: u64) -> bool {
-        self.left().any(|op| op.names(from, to))
+    pub(super) fn names(&self, span: Span) -> bool {
+        self.left().any(|op| op.names(span))
     }
 
     /// Whether work that is left may write some of the bytes.
-    pub(super) fn writes(&self, from: u64, to: u64) -> bool {
-        self.left().any(|op| op.writes(from, to))
+    pub(super) fn writes(&self, span: Span) -> bool {
+        self.left().any(|op| op.writes(span))
     }
 
     /// Forgets all work: a lost device does none.
@@ -179,7 +211,7 @@ impl Work {
     /// Puts something on a stream, or into what is captured of it.
     pub(super) fn put(&mut self, stream: Stream, op: Op) -> Result<(), String> {
         if let Op::Launch { module, .. } = &op
-            && !self.modules.contains_key(module)
+            && !self.modules.contains(module)
         {
             return Err(gone(module));
         }
@@ -288,12 +320,7 @@ impl Work {
         self.reach(event, mark.recorded, memory)
     }
 
-    fn reach(
-        &mut self,
-        event: Event,
-        count: u64,
-        memory: &mut TwinMemory,
-    ) -> Result<(), Astray> {
+    fn reach(&mut self, event: Event, count: u64, memory: &mut TwinMemory) -> Result<(), Astray> {
         let stream = self.events.get(&event).and_then(|mark| mark.stream);
         while self.events.get(&event).is_some_and(|mark| mark.passed < count) {
             let op = stream.and_then(|stream| self.next(stream));

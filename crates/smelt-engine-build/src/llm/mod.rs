@@ -3,12 +3,14 @@
 //! Knows nothing of where checkpoints come from, or of how engines compute.
 
 mod build;
+mod card;
 mod pack;
 
 use smelt_engine::llm::LlmEngine;
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 
 pub use build::{BuildError, build, build_with};
+pub use card::{build_for_card, kernel_set};
 pub use pack::{Unpacked, unpacked};
 pub use smelt_backend::Limits;
 

@@ -25,6 +25,7 @@ use smelt_serve::films;
 
 use self::looking::Looking;
 use super::{open, target};
+use crate::cards;
 use crate::claim;
 use crate::console::{answer, tell, tell_all};
 use crate::exit::{Exit, Failed};
@@ -41,6 +42,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let sampling = settings(&flags.sampling, now.as_nanos() as u64 % SEEDS);
     sampling.check().map_err(Failed::usage)?;
     stop::check(&flags.sampling.stop).map_err(Failed::usage)?;
+    cards::want(flags.device);
     let dir = target::directory(&flags.target, &flags.sets)?;
     let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
     // However many a server would answer at once: one conversation takes, and tells others that it takes, its own room.
