@@ -177,7 +177,6 @@ impl KernelImage<'_> {
 }
 
 /// Writes an engine's directory, tensor after tensor.
-#[derive(Debug)]
 pub struct DecoderWriter {
     dir: PathBuf,
     out: BufWriter<File>,
