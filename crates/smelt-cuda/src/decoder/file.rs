@@ -342,12 +342,13 @@ impl DecoderDir {
         OpenError::Unfit { path: self.dir.join(ENGINE_FILE), purpose, problem }
     }
 
-    /// Sends the bytes of a tensor on, some MiB at a time; pages that were read leave the system's cache, since on a board
-    /// whose memory is the GPU's they would be there twice.
+    /// Sends the bytes of a tensor on, some MiB at a time.  Where `forgets` is set, pages that were read leave the system's
+    /// cache: on a board whose memory is the GPU's they would be there twice.
     pub(super) fn read<E>(
         &self,
         tensor: &TensorEntry,
         buffer: &mut Vec<u8>,
+        forgets: bool,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E>
     where
@@ -358,6 +359,9 @@ impl DecoderDir {
             let some = (tensor.bytes - done).min(READ_BYTES as u64);
             buffer.resize(some as usize, 0);
             self.read_at(tensor.offset + done, buffer)?;
+            if forgets {
+                forget(&self.weights, tensor.offset + done, some);
+            }
             take(done, buffer)?;
             done += some;
         }
@@ -367,9 +371,7 @@ impl DecoderDir {
     fn read_at(&self, at: u64, buffer: &mut [u8]) -> Result<(), OpenError> {
         let path = || self.dir.join(WEIGHTS_FILE);
         let read = |source| OpenError::Read { path: path(), source };
-        self.weights.read_exact_at(buffer, at).map_err(read)?;
-        forget(&self.weights, at, buffer.len() as u64);
-        Ok(())
+        self.weights.read_exact_at(buffer, at).map_err(read)
     }
 
     /// Reads all of `weights.bin` and compares its hash with `engine.json`.
@@ -513,7 +515,7 @@ mod tests {
     fn read(dir: &DecoderDir, name: &str) -> Vec<u8> {
         let mut all = Vec::new();
         let tensor = dir.tensor(name).unwrap();
-        dir.read(tensor, &mut Vec::new(), |at, bytes| {
+        dir.read(tensor, &mut Vec::new(), true, |at, bytes| {
             assert_eq!(at, all.len() as u64);
             all.extend_from_slice(bytes);
             Ok::<_, OpenError>(())

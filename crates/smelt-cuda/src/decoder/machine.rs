@@ -203,8 +203,14 @@ impl Machine {
         self.inputs.put(stream, pass)?;
         self.features.put(stream, pass)?;
         let Staged { shape, is_bucket } = self.staged[pass];
-        let ops = self.pass_ops(&shape);
-        let put = |stream: Stream| put(&*self.driver, &self.modules, stream, &ops);
+        let (inputs, features) = (self.inputs.address(), self.features.address());
+        let place = Place { inputs, features, pool: self.pool };
+        let multiprocessors = self.driver.card().multiprocessors;
+        // What was captured need not be written down again.
+        let put = |stream: Stream| {
+            let ops = launches::pass(&self.model, &self.buffers, place, &shape, multiprocessors);
+            put(&*self.driver, &self.modules, stream, &ops)
+        };
         if is_bucket { self.graphs.launch(&shape, &self.stream, put) } else { put(stream) }
     }
 
@@ -257,12 +263,6 @@ impl Machine {
 
     fn put(&self, stream: Stream, ops: &[Op]) -> Result<(), DriverError> {
         put(&*self.driver, &self.modules, stream, ops)
-    }
-
-    fn pass_ops(&self, shape: &Shape) -> Vec<Op> {
-        let (inputs, features) = (self.inputs.address(), self.features.address());
-        let place = Place { inputs, features, pool: self.pool };
-        launches::pass(&self.model, &self.buffers, place, shape, self.card().multiprocessors)
     }
 
     fn head_ops(&self, wanted: DeviceAddress, count: usize) -> Vec<Op> {
