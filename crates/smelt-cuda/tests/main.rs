@@ -3,4 +3,5 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 mod driver;
+mod kernels;
 mod nvrtc;

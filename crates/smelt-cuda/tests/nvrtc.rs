@@ -8,7 +8,7 @@ use smelt_cuda::{Sm, Target};
 const TEXT: &str = include_str!("data/facts.cu");
 
 /// The compiler for a target, or a word that it is not here.
-fn is_here(target: Target) -> bool {
+pub(super) fn is_here(target: Target) -> bool {
     let found = nvrtc::find(target);
     if let Err(why) = &found {
         eprintln!("NOT TESTED: {why}");

@@ -120,7 +120,7 @@ fn write(dir: &Path, kernels: &Path, name: &str) -> Outcome<()> {
     }
     writer.floats("norm", &vec![1.0; sizes.hidden])?;
     let image = fs::read(kernels)?;
-    writer.writer.finish(sizes, KernelImage { target: TARGET, image: &image })?;
+    writer.writer.finish(sizes, KernelImage { target: TARGET, image: &image, int8: None })?;
     Ok(())
 }
 

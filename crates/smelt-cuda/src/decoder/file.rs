@@ -111,6 +111,9 @@ struct Manifest {
     device_bytes: Option<u64>,
     engine: DecoderFile,
     kernels: KernelsEntry,
+    /// Those that keep keys and values as bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kernels_int8: Option<KernelsEntry>,
     weights: WeightsEntry,
     tensors: Vec<TensorEntry>,
 }
@@ -154,10 +157,26 @@ pub struct KernelImage<'a> {
     pub target: Target,
     /// The cubin.
     pub image: &'a [u8],
+    /// That of what keeps keys and values as bytes, or reads such; without it the engine keeps them as halves alone.
+    pub int8: Option<&'a [u8]>,
+}
+
+impl KernelImage<'_> {
+    /// Writes a cubin durably, and says what it is.
+    fn write(&self, dir: &Path, file: String, image: &[u8]) -> io::Result<KernelsEntry> {
+        write_durably(&dir.join(&file), image)?;
+        Ok(KernelsEntry { file, sha256: hex(&Sha256::digest(image)), layout: LAYOUT })
+    }
+
+    fn write_all(&self, dir: &Path) -> io::Result<(KernelsEntry, Option<KernelsEntry>)> {
+        let file = self.target.kernels_file().to_owned();
+        let of_bytes = file.replace(".cubin", ".int8.cubin");
+        let int8 = self.int8.map(|image| self.write(dir, of_bytes, image)).transpose()?;
+        Ok((self.write(dir, file, self.image)?, int8))
+    }
 }
 
 /// Writes an engine's directory, tensor after tensor.
-#[derive(Debug)]
 pub struct DecoderWriter {
     dir: PathBuf,
     out: BufWriter<File>,
@@ -218,19 +237,15 @@ impl DecoderWriter {
         self.pad(FILE_ALIGN)?;
         self.out.flush()?;
         self.out.get_ref().sync_all()?;
-        let file = kernels.target.kernels_file();
-        write_durably(&self.dir.join(file), kernels.image)?;
+        let (own, int8) = kernels.write_all(&self.dir)?;
         let manifest = Manifest {
             format: FORMAT,
             kind: KIND.to_owned(),
             target: kernels.target.word().to_owned(),
             device_bytes: Some(self.at),
             engine,
-            kernels: KernelsEntry {
-                file: file.to_owned(),
-                sha256: hex(&Sha256::digest(kernels.image)),
-                layout: LAYOUT,
-            },
+            kernels: own,
+            kernels_int8: int8,
             weights: WeightsEntry { bytes: self.at, sha256: hex(&self.hash.finalize()) },
             tensors: self.tensors,
         };
@@ -269,8 +284,9 @@ pub(super) struct DecoderDir {
     pub(super) engine: DecoderFile,
     /// The version of the packing that the kernels read.
     pub(super) layout: u32,
-    /// The kernels, whose digest was compared.
+    /// The kernels, whose digest was compared, and those that keep keys and values as bytes.
     pub(super) kernels: Vec<u8>,
+    pub(super) kernels_int8: Option<Vec<u8>>,
     tensors: BTreeMap<String, TensorEntry>,
     sha256: String,
     weights: File,
@@ -289,6 +305,7 @@ impl DecoderDir {
         let target = Target::parse(&manifest.target)
             .ok_or_else(|| damaged(format!("target {:?} is no card's", manifest.target)))?;
         let kernels = read_kernels(dir, &manifest.kernels)?;
+        let int8 = manifest.kernels_int8.as_ref().map(|entry| read_kernels(dir, entry));
         let weights = open_weights(&dir.join(WEIGHTS_FILE), manifest.weights.bytes)?;
         let tensors = place(manifest.tensors, manifest.weights.bytes).map_err(damaged)?;
         Ok(Self {
@@ -297,6 +314,7 @@ impl DecoderDir {
             engine: manifest.engine,
             layout: manifest.kernels.layout,
             kernels,
+            kernels_int8: int8.transpose()?,
             tensors,
             sha256: manifest.weights.sha256,
             weights,
@@ -324,12 +342,13 @@ impl DecoderDir {
         OpenError::Unfit { path: self.dir.join(ENGINE_FILE), purpose, problem }
     }
 
-    /// Sends the bytes of a tensor on, some MiB at a time; pages that were read leave the system's cache, since on a board
-    /// whose memory is the GPU's they would be there twice.
+    /// Sends the bytes of a tensor on, some MiB at a time.  Where `forgets` is set, pages that were read leave the system's
+    /// cache: on a board whose memory is the GPU's they would be there twice.
     pub(super) fn read<E>(
         &self,
         tensor: &TensorEntry,
         buffer: &mut Vec<u8>,
+        forgets: bool,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E>
     where
@@ -340,6 +359,9 @@ impl DecoderDir {
             let some = (tensor.bytes - done).min(READ_BYTES as u64);
             buffer.resize(some as usize, 0);
             self.read_at(tensor.offset + done, buffer)?;
+            if forgets {
+                forget(&self.weights, tensor.offset + done, some);
+            }
             take(done, buffer)?;
             done += some;
         }
@@ -349,9 +371,7 @@ impl DecoderDir {
     fn read_at(&self, at: u64, buffer: &mut [u8]) -> Result<(), OpenError> {
         let path = || self.dir.join(WEIGHTS_FILE);
         let read = |source| OpenError::Read { path: path(), source };
-        self.weights.read_exact_at(buffer, at).map_err(read)?;
-        forget(&self.weights, at, buffer.len() as u64);
-        Ok(())
+        self.weights.read_exact_at(buffer, at).map_err(read)
     }
 
     /// Reads all of `weights.bin` and compares its hash with `engine.json`.
@@ -488,14 +508,14 @@ mod tests {
         writer.write(&[4]).unwrap();
         writer.begin("b", "f32", &[1]).unwrap();
         writer.write(&[5; 4]).unwrap();
-        let kernels = KernelImage { target: Target::Sm90, image: b"elf" };
+        let kernels = KernelImage { target: Target::Sm90, image: b"elf", int8: Some(b"elf8") };
         writer.finish(sizes(), kernels).unwrap();
     }
 
     fn read(dir: &DecoderDir, name: &str) -> Vec<u8> {
         let mut all = Vec::new();
         let tensor = dir.tensor(name).unwrap();
-        dir.read(tensor, &mut Vec::new(), |at, bytes| {
+        dir.read(tensor, &mut Vec::new(), true, |at, bytes| {
             assert_eq!(at, all.len() as u64);
             all.extend_from_slice(bytes);
             Ok::<_, OpenError>(())
@@ -511,6 +531,7 @@ mod tests {
         let opened = DecoderDir::open(dir.path()).unwrap();
         assert_eq!((&opened.engine, opened.layout), (&sizes(), LAYOUT));
         assert_eq!((opened.target, &opened.kernels[..]), (Target::Sm90, &b"elf"[..]));
+        assert_eq!(opened.kernels_int8.as_deref(), Some(&b"elf8"[..]));
         assert_eq!((read(&opened, "a"), read(&opened, "b")), (vec![1, 2, 3, 4], vec![5; 4]));
         assert_eq!(opened.tensors().count(), 2);
         assert_eq!(opened.weights_bytes, 4096);

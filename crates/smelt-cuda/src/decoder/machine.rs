@@ -16,6 +16,7 @@ use super::inputs::{self, Shape};
 use super::launches::{self, Op, Place};
 use super::memory::PagePool;
 use super::model::Model;
+use super::modules::Modules;
 use super::pages::{PageCopy, Pages, Taken};
 use super::plan::PassPlan;
 use super::staging::Staging;
@@ -23,7 +24,7 @@ use super::step::{HeadPart, Step};
 use super::weights::refused;
 use crate::driver::{Driver, DriverError, MemoryInfo, Priority, Stream};
 use crate::kernels::choose::{RESULT_BYTES, choose};
-use crate::owned::{HostBuffer, OwnedModule, OwnedStream};
+use crate::owned::{HostBuffer, OwnedStream};
 use crate::{CardFacts, DeviceAddress};
 
 /// Rows of logits computed at once, and tokens chosen: 20 MB of a large vocabulary each.
@@ -53,7 +54,7 @@ pub(super) struct Machine {
     results: HostBuffer,
     buffers: Buffers,
     model: Model,
-    module: OwnedModule,
+    modules: Modules,
     stream: OwnedStream,
     driver: Arc<dyn Driver>,
     /// Passes of the step that is under way, and what is asked of each part of logits.
@@ -75,7 +76,7 @@ impl Machine {
     ) -> Result<Self, OpenError> {
         let refused = |error| refused(dir, &error);
         let stream = OwnedStream::new(driver, Priority::High).map_err(refused)?;
-        let module = OwnedModule::new(driver, &dir.kernels).map_err(refused)?;
+        let modules = Modules::load(driver, dir, facts.kv).map_err(refused)?;
         let model = Model::open(dir, driver, stream.id(), facts.kv)?;
         let rows_max = rows_max(driver.card(), facts);
         let buffers = Buffers::new(driver, &model, rows_max, HEAD_ROWS, facts.limits.max_seq_len);
@@ -91,7 +92,7 @@ impl Machine {
             results: HostBuffer::new(driver, results).map_err(refused)?,
             buffers,
             model,
-            module,
+            modules,
             stream,
             driver: Arc::clone(driver),
             staged: Vec::new(),
@@ -202,8 +203,14 @@ impl Machine {
         self.inputs.put(stream, pass)?;
         self.features.put(stream, pass)?;
         let Staged { shape, is_bucket } = self.staged[pass];
-        let ops = self.pass_ops(&shape);
-        let put = |stream: Stream| put(&*self.driver, &self.module, stream, &ops);
+        let (inputs, features) = (self.inputs.address(), self.features.address());
+        let place = Place { inputs, features, pool: self.pool };
+        let multiprocessors = self.driver.card().multiprocessors;
+        // What was captured need not be written down again.
+        let put = |stream: Stream| {
+            let ops = launches::pass(&self.model, &self.buffers, place, &shape, multiprocessors);
+            put(&*self.driver, &self.modules, stream, &ops)
+        };
         if is_bucket { self.graphs.launch(&shape, &self.stream, put) } else { put(stream) }
     }
 
@@ -255,13 +262,7 @@ impl Machine {
     }
 
     fn put(&self, stream: Stream, ops: &[Op]) -> Result<(), DriverError> {
-        put(&*self.driver, &self.module, stream, ops)
-    }
-
-    fn pass_ops(&self, shape: &Shape) -> Vec<Op> {
-        let (inputs, features) = (self.inputs.address(), self.features.address());
-        let place = Place { inputs, features, pool: self.pool };
-        launches::pass(&self.model, &self.buffers, place, shape, self.card().multiprocessors)
+        put(&*self.driver, &self.modules, stream, ops)
     }
 
     fn head_ops(&self, wanted: DeviceAddress, count: usize) -> Vec<Op> {
@@ -300,12 +301,12 @@ fn settle(stream: &OwnedStream) -> Result<(), DriverError> {
 /// Puts work on a stream, in its order.
 fn put(
     driver: &dyn Driver,
-    module: &OwnedModule,
+    modules: &Modules,
     stream: Stream,
     ops: &[Op],
 ) -> Result<(), DriverError> {
     ops.iter().try_for_each(|op| match op {
-        Op::Launch(launch) => module.launch(stream, launch),
+        Op::Launch(launch) => modules.launch(stream, launch),
         Op::Clear { at, bytes } => driver.memset(stream, *at, 0, *bytes),
     })
 }

@@ -18,6 +18,7 @@ mod launches;
 mod machine;
 mod memory;
 mod model;
+mod modules;
 mod pages;
 mod plan;
 mod staging;
@@ -195,8 +196,14 @@ fn facts(dir: &DecoderDir, kv: KvOptions) -> Result<DecoderFacts, OpenError> {
     if let Some(positions) = sizes.positions.filter(|most| limits.max_seq_len > *most) {
         return Err(OpenError::TooLong { asked: limits.max_seq_len, positions });
     }
-    if kv.kind != KvType::F16 {
-        let problem = format!("it keeps keys and values as f16, not {}", kv.kind.word());
+    let is_kept = match kv.kind {
+        KvType::F16 => true,
+        KvType::Int8 => dir.kernels_int8.is_some(),
+        KvType::F32 => false,
+    };
+    if !is_kept {
+        let int8 = if dir.kernels_int8.is_some() { " or int8" } else { "" };
+        let problem = format!("it keeps keys and values as f16{int8}, not {}", kv.kind.word());
         return Err(dir.unfit("this form of keys and values", problem));
     }
     Ok(DecoderFacts {

@@ -1,6 +1,7 @@
 //! Brings the weights of an engine into memory of the device, some MiB at a time.
 //!
-//! The host holds one piece at once, and pages that were read leave the system's cache behind it.  Knows nothing of layers.
+//! The host holds one piece at once; where its memory is the card's, pages that were read leave the system's cache behind it.
+//! Knows nothing of layers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,11 +33,11 @@ impl Weights {
     ) -> Result<Self, OpenError> {
         let all: u64 = dir.tensors().map(|tensor| Arena::aligned(tensor.bytes)).sum();
         let mut weights = Self { arena: Arena::new(driver, all), addresses: BTreeMap::new() };
-        let mut buffer = Vec::new();
+        let (mut buffer, is_unified) = (Vec::new(), driver.card().unified);
         for tensor in in_file_order(dir) {
             let refused = |error| refused(dir, &error);
             let address = weights.arena.take(tensor.bytes).map_err(refused)?;
-            dir.read(tensor, &mut buffer, |at, bytes| {
+            dir.read(tensor, &mut buffer, is_unified, |at, bytes| {
                 driver.copy_to_device(stream, address.offset(at), bytes).map_err(refused)
             })?;
             weights.addresses.insert(tensor.name.clone(), address);

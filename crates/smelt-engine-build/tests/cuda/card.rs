@@ -12,7 +12,8 @@ use smelt_backend::{
     Decoder, FeatureSpan, HostFeatures, ImageEmbeds, KvOptions, KvType, SlotInput,
 };
 use smelt_cuda::decoder::{CudaDecoder, KernelImage};
-use smelt_cuda::kernels::source::source;
+use smelt_cuda::kernels::page::HeadShape;
+use smelt_cuda::kernels::source::{KernelSet, source};
 use smelt_cuda::nvrtc::{Source, compile};
 use smelt_cuda::{Driver, Target};
 use smelt_engine::llm::LlmEngine;
@@ -38,14 +39,19 @@ fn engines() -> PathBuf {
     PathBuf::from(std::env::var_os(FOLDER).unwrap_or_else(|| panic!("{FOLDER} names no folder")))
 }
 
+fn compiled(set: &KernelSet) -> Vec<u8> {
+    let text = Source { name: "decoder.cu".to_owned(), text: source(set), defines: Vec::new() };
+    let kept = std::env::temp_dir().join("smelt-cubins");
+    compile(&text, TARGET, Some(&kept)).unwrap().image
+}
+
 /// Builds an engine with its kernels for the card, and the answers that it has to give.
 fn write(checkpoint: &Checkpoint, name: &str, cases: &Value) {
     let set = llm::kernel_set(checkpoint, KvType::F16).unwrap();
-    let text = Source { name: "decoder.cu".to_owned(), text: source(&set), defines: Vec::new() };
-    let kept = std::env::temp_dir().join("smelt-cubins");
-    let compiled = compile(&text, TARGET, Some(&kept)).unwrap();
-    let (kernels, dir) =
-        (KernelImage { target: TARGET, image: &compiled.image }, engines().join(name));
+    let bytes = HeadShape { kind: KvType::Int8, ..set.head };
+    let (image, int8) = (compiled(&set), compiled(&KernelSet { forms: Vec::new(), head: bytes }));
+    let kernels = KernelImage { target: TARGET, image: &image, int8: Some(&int8) };
+    let dir = engines().join(name);
     llm::build_for_card(checkpoint, LIMITS, kernels, &dir, &mut |_| {}).unwrap();
     fs::write(dir.join(CASES), cases.to_string()).unwrap();
 }
@@ -129,13 +135,18 @@ fn try_engine(dir: &Path, driver: &Arc<dyn Driver>) {
         assert_eq!(found, numbers(&image["greedy"]), "{}: a picture", dir.display());
     }
     drop(decoder);
-    let opened = |kv: KvOptions| Box::new(open(dir, driver, kv)) as Box<dyn Decoder>;
     let noise = |seed: usize| {
         let number = |at: usize| ((at * 37 + seed * 101) % 64) as f32 / 32.0 - 1.0;
         let embeds = (0..3 * hidden).map(number).collect();
         HostFeatures { embeds, deepstack: Vec::new() }.into_features(3)
     };
-    conformance::decoder(&opened, Some(&TestImage { token: 9, features: [noise(1), noise(2)] }));
+    for kind in [KvType::F16, KvType::Int8] {
+        let opened = |kv: KvOptions| {
+            Box::new(open(dir, driver, KvOptions { kind, ..kv })) as Box<dyn Decoder>
+        };
+        let features = [noise(1), noise(2)];
+        conformance::decoder(&opened, Some(&TestImage { token: 9, features }));
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(super) fn packed(model: &str, scheme: Scheme, dir: &Path) -> Checkpoint {
 
 /// An engine of a checkpoint for the device that needs no GPU, which loads any kernels.
 pub(super) fn engine(checkpoint: &Checkpoint, limits: Limits, dir: &Path) -> PathBuf {
-    let kernels = KernelImage { target: Target::Sm90, image: b"none" };
+    let kernels = KernelImage { target: Target::Sm90, image: b"none", int8: Some(b"none") };
     let engine = dir.join("cuda");
     llm::build_for_card(checkpoint, limits, kernels, &engine, &mut |_| {}).unwrap();
     engine
@@ -38,8 +38,12 @@ pub(super) fn engine(checkpoint: &Checkpoint, limits: Limits, dir: &Path) -> Pat
 
 /// A device that needs no GPU and knows every kernel for heads of `dim` numbers.
 pub(super) fn device(dim: usize, memory_bytes: u64, unified: bool) -> Arc<RecordingDriver> {
+    device_of(HeadShape { dim, kind: KvType::F16 }, memory_bytes, unified)
+}
+
+/// The same for heads that are kept as `head` says.
+pub(super) fn device_of(head: HeadShape, memory_bytes: u64, unified: bool) -> Arc<RecordingDriver> {
     let driver = Arc::new(RecordingDriver::new(card(Sm(90), memory_bytes, unified)));
-    let head = HeadShape { dim, kind: KvType::F16 };
     twin::teach(&driver, &KernelSet { forms: WeightForm::ALL.to_vec(), head });
     driver
 }

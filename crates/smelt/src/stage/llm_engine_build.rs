@@ -3,7 +3,8 @@
 use smelt_backend::KvType;
 use smelt_cuda::Target;
 use smelt_cuda::decoder::KernelImage;
-use smelt_cuda::kernels::source::source;
+use smelt_cuda::kernels::page::HeadShape;
+use smelt_cuda::kernels::source::{KernelSet, source};
 use smelt_cuda::nvrtc::{self, CompileError, Source};
 use smelt_engine_build::llm::{self, Limits};
 use smelt_model::checkpoint::Checkpoint;
@@ -45,11 +46,18 @@ fn for_card(
 ) -> Result<(), Failed> {
     let set = llm::kernel_set(checkpoint, KvType::F16).map_err(Failed::model)?;
     say(&format!("compiling kernels for {}", target.sm()));
-    let text = Source { name: "decoder.cu".to_owned(), text: source(&set), defines: Vec::new() };
-    let compiled = nvrtc::compile(&text, target, None).map_err(not_compiled)?;
-    let kernels = KernelImage { target, image: &compiled.image };
+    let bytes = HeadShape { kind: KvType::Int8, ..set.head };
+    let image = compiled(&set, target)?;
+    let int8 = compiled(&KernelSet { forms: Vec::new(), head: bytes }, target)?;
+    let kernels = KernelImage { target, image: &image, int8: Some(&int8) };
     let built = llm::build_for_card(checkpoint, limits, kernels, &request.out, &mut say);
     built.map_err(Failed::model)
+}
+
+/// The code of a set of kernels for a card.
+fn compiled(set: &KernelSet, target: Target) -> Result<Vec<u8>, Failed> {
+    let text = Source { name: "decoder.cu".to_owned(), text: source(set), defines: Vec::new() };
+    Ok(nvrtc::compile(&text, target, None).map_err(not_compiled)?.image)
 }
 
 /// A compiler that is not here can be installed; kernels that it refuses are a fault of smelt's.

@@ -110,9 +110,7 @@ fn attend(query: &[f32], page: &PageHead, visible: usize) -> Partial {
     let down = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
     let weights: Vec<f32> = scores.iter().map(|score| (score - down).exp2()).collect();
     // Four lanes have two neighbouring positions of each eight.
-    let lane = |t: usize| {
-        (0..16).fold(0.0, |sum, at| sum + weights[at / 2 * 8 + t * 2 + at % 2])
-    };
+    let lane = |t: usize| (0..16).fold(0.0, |sum, at| sum + weights[at / 2 * 8 + t * 2 + at % 2]);
     let sum = (lane(0) + lane(1)) + (lane(2) + lane(3));
     let halves: Vec<f32> = weights.iter().map(|weight| f16::from_f32(*weight).to_f32()).collect();
     let number = |d: usize| {
@@ -197,20 +195,21 @@ pub(super) fn prompt(
     };
     let rows = Rows { tokens: given.count(6), heads: given.count(7), kv_heads: given.count(8) };
     for run in runs(memory, given.address(2), launch.grid[2] as usize)? {
-        for head in 0..rows.heads {
-            let kv_head = head / rows.group();
-            for token in 0..run.tokens {
-                let query =
-                    rows.query(memory, given.address(1), (run.row + token, head), shape.padded())?;
+        let end = run.start + run.tokens;
+        for kv_head in 0..rows.kv_heads {
+            let pages = (0..end.div_ceil(PAGE_TOKENS)).map(|page| {
+                layer.head(memory, run.table + page, kv_head, end - page * PAGE_TOKENS)
+            });
+            let pages: Vec<PageHead> = pages.collect::<Result<_, _>>()?;
+            for at in 0..run.tokens * rows.group() {
+                let (token, head) = (at / rows.group(), kv_head * rows.group() + at % rows.group());
+                let place = (run.row + token, head);
+                let query = rows.query(memory, given.address(1), place, shape.padded())?;
                 let seen = run.start + token + 1;
                 let mut so_far = Partial::nothing(shape.padded());
-                for page in 0..seen.div_ceil(PAGE_TOKENS) {
-                    let first = page * PAGE_TOKENS;
-                    let end = run.start + run.tokens - first;
-                    let own = layer.head(memory, run.table + page, kv_head, end)?;
-                    so_far.join(&attend(&query, &own, (seen - first).min(PAGE_TOKENS)));
+                for (page, first) in pages.iter().zip((0..seen).step_by(PAGE_TOKENS)) {
+                    so_far.join(&attend(&query, page, (seen - first).min(PAGE_TOKENS)));
                 }
-                let place = (run.row + token, head);
                 rows.put(memory, given.address(0), place, (&so_far, given.count(9)))?;
             }
         }
@@ -249,16 +248,16 @@ pub(super) fn pages(
     for (index, run) in runs(memory, given.address(3), count)?.into_iter().enumerate() {
         let end = if run.tokens == 0 { 0 } else { run.start + run.tokens };
         for (page, first) in (0..pages).zip((0..end).step_by(PAGE_TOKENS)) {
-            for head in 0..rows.heads {
-                let kv_head = head / rows.group();
+            for kv_head in 0..rows.kv_heads {
                 let own = layer.head(memory, run.table + page, kv_head, end - first)?;
-                for token in 0..run.tokens {
+                for at in 0..run.tokens * rows.group() {
+                    let (token, inside) = (at / rows.group(), at % rows.group());
+                    let head = kv_head * rows.group() + inside;
                     let query = (run.row + token, head);
                     let query = rows.query(memory, given.address(2), query, shape.padded())?;
                     let visible = (run.start + token + 1).saturating_sub(first).min(PAGE_TOKENS);
                     let partial = attend(&query, &own, visible);
-                    let row = token * rows.group() + head % rows.group();
-                    let at = place.of(index, kv_head, page, row);
+                    let at = place.of(index, kv_head, page, at);
                     let marks = [partial.largest, partial.sum];
                     memory.set_f32s(number_at(given.address(1), at * 2), &marks)?;
                     let parts = number_at(given.address(0), at * shape.padded());
@@ -280,7 +279,9 @@ pub(super) fn join(
     let place = PartPlace { kv_heads: rows.kv_heads, pages: given.count(9), rows: given.count(8) };
     let count = launch.grid[2] as usize;
     for (index, run) in runs(memory, given.address(3), count)?.into_iter().enumerate() {
-        for (token, head) in (0..run.tokens * rows.heads).map(|at| (at / rows.heads, at % rows.heads)) {
+        for (token, head) in
+            (0..run.tokens * rows.heads).map(|at| (at / rows.heads, at % rows.heads))
+        {
             let (kv_head, row) = (head / rows.group(), token * rows.group() + head % rows.group());
             let mut so_far = Partial::nothing(shape.padded());
             for page in 0..(run.start + token + 1).div_ceil(PAGE_TOKENS) {

@@ -4,7 +4,7 @@ use half::f16;
 
 use super::halves::{activation, add_products, set_activation, swiglu};
 use super::{Given, number_at};
-use crate::kernels::form::{ScaleKind, SPAN_COLUMNS, WeightForm, WeightPart};
+use crate::kernels::form::{SPAN_COLUMNS, ScaleKind, WeightForm, WeightPart};
 use crate::kernels::layout::{STRIP_ROWS, group_at, part_bytes};
 use crate::kernels::pack::read_level;
 use crate::recording::{Astray, TwinMemory};
@@ -16,6 +16,21 @@ struct Product<'a> {
     given: Given<'a>,
     /// Padded columns.
     columns: usize,
+}
+
+/// A strip as it is multiplied: what every level, scale and minimum stands for.
+struct StripNumbers {
+    /// `[rows, columns]`.
+    levels: Vec<f32>,
+    /// `[rows, groups]` each.
+    scales: Vec<f32>,
+    mins: Vec<f32>,
+}
+
+/// A token's activations, and the sums of their groups where weights have minima.
+struct Column {
+    x: Vec<f32>,
+    sums: Vec<f32>,
 }
 
 /// The strip of a row, part by part.
@@ -73,36 +88,56 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// The sum of a row of a strip and the activations of a token.
-    fn sum(
-        &self,
-        memory: &TwinMemory,
-        strip: &StripBytes,
-        row: usize,
-        token: usize,
-    ) -> Result<f32, Astray> {
-        let Self { form, columns, .. } = *self;
+    /// The numbers of a strip.
+    fn numbers(&self, strip: &StripBytes) -> StripNumbers {
+        let groups = self.columns / self.form.group;
+        let all = |columns: usize, number: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
+            (0..STRIP_ROWS * columns).map(|at| number(at / columns, at % columns)).collect()
+        };
+        let level = |row, k| read_level(self.form, &strip.levels, &strip.zeros, row, k);
+        let scale = |row, group| self.number(&strip.scales, &strip.spans, row, group);
+        let min = |row, group| match self.form.has_mins {
+            true => self.number(&strip.mins, &strip.min_spans, row, group),
+            false => 0.0,
+        };
+        StripNumbers {
+            levels: all(self.columns, &level),
+            scales: all(groups, &scale),
+            mins: all(groups, &min),
+        }
+    }
+
+    /// What a token brings.
+    fn column(&self, memory: &TwinMemory, token: usize) -> Result<Column, Astray> {
         let tokens = self.tokens();
-        let x: Vec<f32> = (0..columns)
-            .map(|k| activation(memory, self.given.address(8), (k, token, tokens)))
-            .collect::<Result<_, _>>()?;
+        let x = (0..self.columns)
+            .map(|k| activation(memory, self.given.address(8), (k, token, tokens)));
+        let groups = if self.form.has_mins { self.columns / self.form.group } else { 0 };
+        let place = |group: usize| group * tokens.next_multiple_of(8) + token;
+        let sum = |group| Ok(memory.f32s(number_at(self.given.address(9), place(group)), 1)?[0]);
+        Ok(Column {
+            x: x.collect::<Result<_, _>>()?,
+            sums: (0..groups).map(sum).collect::<Result<_, Astray>>()?,
+        })
+    }
+
+    /// The sum of a row of a strip and the activations of a token.
+    fn sum(&self, strip: &StripNumbers, column: &Column, row: usize) -> f32 {
+        let (width, group) = (self.columns, self.form.group);
+        let levels = strip.levels[row * width..(row + 1) * width].chunks(group);
         let mut sum = 0.0_f32;
-        for group in 0..columns / form.group {
-            let mut chain = 0.0;
-            for step in (group * form.group..(group + 1) * form.group).step_by(16) {
-                let products = (step..step + 16)
-                    .map(|k| (read_level(form, &strip.levels, &strip.zeros, row, k), x[k]));
-                chain = add_products(chain, products);
-            }
-            let scale = self.number(&strip.scales, &strip.spans, row, group);
-            sum = chain.mul_add(scale, sum);
-            if form.has_mins {
-                let place = group * tokens.next_multiple_of(8) + token;
-                let own = memory.f32s(number_at(self.given.address(9), place), 1)?[0];
-                sum = (-own).mul_add(self.number(&strip.mins, &strip.min_spans, row, group), sum);
+        for (at, (levels, x)) in levels.zip(column.x.chunks(group)).enumerate() {
+            let steps = levels.chunks(16).zip(x.chunks(16));
+            let chain = steps.fold(0.0, |chain, (levels, x)| {
+                add_products(chain, levels.iter().copied().zip(x.iter().copied()))
+            });
+            let own = row * (width / group) + at;
+            sum = chain.mul_add(strip.scales[own], sum);
+            if let Some(all) = column.sums.get(at) {
+                sum = (-all).mul_add(strip.mins[own], sum);
             }
         }
-        Ok(sum)
+        sum
     }
 
     /// The last steps of a result.
@@ -124,13 +159,15 @@ pub(super) fn multiply(
     let product = Product::of(launch, form);
     let given = product.given;
     let (rows, padded, mode) = (given.count(12), given.count(13), given.count(16));
+    let columns = (0..product.tokens()).map(|token| product.column(memory, token));
+    let columns: Vec<Column> = columns.collect::<Result<_, _>>()?;
     for index in 0..padded / STRIP_ROWS {
-        let strip = product.strip(memory, index)?;
-        for token in 0..product.tokens() {
+        let strip = product.numbers(&product.strip(memory, index)?);
+        for (token, column) in columns.iter().enumerate() {
             let mut sums = [0.0; STRIP_ROWS];
             for (row, sum) in sums.iter_mut().enumerate() {
-                let own = product.sum(memory, &strip, row, token)?;
                 if mode == 2 || index * STRIP_ROWS + row < rows {
+                    let own = product.sum(&strip, column, row);
                     *sum = product.finished(memory, own, index * STRIP_ROWS + row)?;
                 }
             }
