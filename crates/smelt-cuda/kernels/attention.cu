@@ -249,7 +249,7 @@ KERNEL void __launch_bounds__(32) attend_pages(
 
 // Joins the partial results of one row in the order of pages; grid [rows_max, key heads, runs], a thread for two numbers.
 #define JOIN_THREADS 64
-KERNEL void __launch_bounds__(JOIN_THREADS) join_pages(
+KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
     u16* out, const float* parts, const float2* marks, const Run* runs, u32 tokens, u32 heads, u32 kv_heads, u32 dim,
     u32 rows_max, u32 pages_max) {
     __shared__ float2 by[JOIN_THREADS];

@@ -180,48 +180,44 @@ template <class F, int EIGHTS, int TILES, int WARPS> __device__ __forceinline__ 
         if (unit < units) {
             const bool more = unit + WARPS < units;
             if (more) load(next, unit + WARPS);
+            constexpr int GROUP_STEPS = F::GROUP / 16, READ_STEPS = F::COLUMNS / 16;
+            float sums[TILES][EIGHTS][4];
+            u32 zeros[TILES][2];
 #pragma unroll
-            for (int group = 0; group < GROUPS; group++) {
-                const u32 all = unit * GROUPS + group;
-                if (lane < TILES * 16) {
-                    u32 slot = (warp * GROUPS + group) * TILES * 16 + lane;
-                    if (F::SCALE != SCALE_NONE)
-                        scales[slot] = group_number<F>(p.scales, p.spans, first_row + lane, all, p.columns);
-                    if (F::MINS) mins[slot] = group_number<F>(p.mins, p.min_spans, first_row + lane, all, p.columns);
+            for (int step = 0; step < UNIT / 16; step++) {
+                const u32 slot = warp * GROUPS + step / GROUP_STEPS, group = unit * GROUPS + step / GROUP_STEPS;
+                if (step % GROUP_STEPS == 0) {
+                    if (lane < TILES * 16) {
+                        const u32 at = slot * TILES * 16 + lane, row = first_row + lane;
+                        if (F::SCALE != SCALE_NONE) scales[at] = group_number<F>(p.scales, p.spans, row, group, p.columns);
+                        if (F::MINS) mins[at] = group_number<F>(p.mins, p.min_spans, row, group, p.columns);
+                    }
+#pragma unroll
+                    for (int tile = 0; tile < TILES; tile++) zero_points<F>(zeros[tile], p, first_row + tile * 16, group, g);
+#pragma unroll
+                    for (int i = 0; i < TILES * EIGHTS * 4; i++) sums[i / 4 / EIGHTS][i / 4 % EIGHTS][i % 4] = 0.0f;
                 }
-                float sums[TILES][EIGHTS][4];
-                u32 zeros[TILES][2];
+                Fragment a[TILES];
 #pragma unroll
-                for (int tile = 0; tile < TILES; tile++) {
-                    zero_points<F>(zeros[tile], p, first_row + tile * 16, all, g);
+                for (int tile = 0; tile < TILES; tile++)
+                    a[tile] = unpack<F>(now[tile][step / READ_STEPS], step % READ_STEPS, zeros[tile]);
+                const u32 k64 = unit * 2 + step / 4;
 #pragma unroll
-                    for (int eight = 0; eight < EIGHTS; eight++)
-#pragma unroll
-                        for (int c = 0; c < 4; c++) sums[tile][eight][c] = 0.0f;
-                }
-#pragma unroll
-                for (int step = group * F::GROUP / 16; step < (group + 1) * F::GROUP / 16; step++) {
-                    Fragment a[TILES];
-                    constexpr int STEPS = F::COLUMNS / 16;
+                for (int eight = 0; eight < EIGHTS; eight++) {
+                    u32 b0 = 0, b1 = 0;
+                    if (eight < eights) {
+                        const u32 at = ((k64 * eights + eight) * 8 + step % 4 * 2) * 32 + lane;
+                        b0 = p.x[at], b1 = p.x[at + 32];
+                    }
 #pragma unroll
                     for (int tile = 0; tile < TILES; tile++)
-                        a[tile] = unpack<F>(now[tile][step / STEPS], step % STEPS, zeros[tile]);
-                    const u32 k64 = unit * 2 + step / 4;
-#pragma unroll
-                    for (int eight = 0; eight < EIGHTS; eight++) {
-                        u32 b0 = 0, b1 = 0;
-                        if (eight < eights) {
-                            u32 at = ((k64 * eights + eight) * 8 + step % 4 * 2) * 32 + lane;
-                            b0 = p.x[at], b1 = p.x[at + 32];
-                        }
-#pragma unroll
-                        for (int tile = 0; tile < TILES; tile++)
-                            mma(sums[tile][eight], a[tile].a0, a[tile].a1, a[tile].a2, a[tile].a3, b0, b1);
-                    }
+                        mma(sums[tile][eight], a[tile].a0, a[tile].a1, a[tile].a2, a[tile].a3, b0, b1);
                 }
-                float* to = parts + (warp * GROUPS + group) * RESULTS + lane;
+                if (step % GROUP_STEPS == GROUP_STEPS - 1) {
+                    float* to = parts + slot * RESULTS + lane;
 #pragma unroll
-                for (int i = 0; i < TILES * EIGHTS * 4; i++) to[i * 32] = sums[i / 4 / EIGHTS][i / 4 % EIGHTS][i % 4];
+                    for (int i = 0; i < TILES * EIGHTS * 4; i++) to[i * 32] = sums[i / 4 / EIGHTS][i / 4 % EIGHTS][i % 4];
+                }
             }
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++)

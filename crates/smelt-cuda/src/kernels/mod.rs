@@ -7,6 +7,8 @@ pub mod attention;
 pub mod choose;
 pub mod form;
 pub mod layout;
+#[cfg(test)]
+mod on_a_card;
 pub mod pack;
 pub mod page;
 pub mod product;

@@ -399,3 +399,162 @@ pub(super) fn read_level(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use smelt_random::Random;
+
+    use super::*;
+
+    /// Packs rows 0 to `rows` of a source, and reads each back.
+    fn read_back(source: WeightSource<'_>, rows: usize) -> Vec<Vec<f32>> {
+        let form = source.form().unwrap();
+        let strip = pack_strip(form, source.columns, |row| (row < rows).then_some((source, row)));
+        let mut all = vec![vec![f32::NAN; padded_columns(source.columns)]; STRIP_ROWS];
+        for (row, out) in all.iter_mut().enumerate() {
+            read_row(form, &strip, row, out);
+            assert!(out[source.columns..].iter().all(|x| *x == 0.0), "{} fills", form.name);
+            assert!(row < rows || out.iter().all(|x| *x == 0.0), "{} fills rows", form.name);
+            out.truncate(source.columns);
+        }
+        all.truncate(rows);
+        all
+    }
+
+    fn bytes(random: &mut Random, count: usize, end: usize) -> Vec<u8> {
+        (0..count).map(|_| random.below(end) as u8).collect()
+    }
+
+    fn halves(random: &mut Random, count: usize) -> Vec<u16> {
+        (0..count).map(|_| f16::from_f32(random.unit()).to_bits()).collect()
+    }
+
+    fn wide(bits: u16) -> f32 {
+        f16::from_bits(bits).to_f32()
+    }
+
+    #[test]
+    fn nibbles_come_back_with_every_group_and_zero_point() {
+        let mut random = Random::new(1);
+        for (rows, columns) in [(1, 1), (7, 31), (64, 130), (33, 512)] {
+            for group in [16, 32, 64, 128, 256] {
+                let groups = columns.div_ceil(group);
+                let nibbles = bytes(&mut random, rows * columns.div_ceil(2), 256);
+                let scales = halves(&mut random, rows * groups);
+                let zeros = bytes(&mut random, rows * groups, 16);
+                for zeros in [None, Some(&zeros[..])] {
+                    let scales = LevelScales::Groups { halves: &scales, group };
+                    let rows_in = WeightRows::Nibbles { nibbles: &nibbles, scales, zeros };
+                    let found = read_back(WeightSource { columns, rows: rows_in }, rows);
+                    for (at, found) in found.concat().into_iter().enumerate() {
+                        let (row, column) = (at / columns, at % columns);
+                        let byte = nibbles[row * columns.div_ceil(2) + column / 2];
+                        let level = if column % 2 == 0 { byte & 15 } else { byte >> 4 };
+                        let place = row * groups + column / group;
+                        let zero = zeros.map_or(8, |zeros| zeros[place]);
+                        let LevelScales::Groups { halves, .. } = scales else { unreachable!() };
+                        let expect = (f32::from(level) - f32::from(zero)) * wide(halves[place]);
+                        assert_eq!(found, expect, "{rows}x{columns} in {group} at {at}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_come_back() {
+        let mut random = Random::new(2);
+        let (rows, columns) = (5, 70);
+        let levels = bytes(&mut random, rows * columns, 256);
+        let row_scales: Vec<f32> = (0..rows).map(|_| random.unit()).collect();
+        let groups = halves(&mut random, rows * columns.div_ceil(32));
+        for scales in [
+            LevelScales::Rows(&row_scales),
+            LevelScales::Groups { halves: &groups, group: 32 },
+        ] {
+            let rows_in = WeightRows::Bytes { bytes: &levels, scales };
+            let found = read_back(WeightSource { columns, rows: rows_in }, rows).concat();
+            for (at, found) in found.into_iter().enumerate() {
+                let (row, column) = (at / columns, at % columns);
+                let scale = match scales {
+                    LevelScales::Rows(scales) => scales[row],
+                    LevelScales::Groups { halves, group } => {
+                        wide(halves[row * columns.div_ceil(group) + column / group])
+                    }
+                };
+                assert_eq!(found, f32::from(levels[at].cast_signed()) * scale);
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_and_f16_lose_nothing() {
+        let mut random = Random::new(3);
+        let (rows, columns) = (9, 40);
+        for narrow in [
+            (|x: f32| f16::from_f32(x).to_f32()) as fn(f32) -> f32,
+            |x: f32| half::bf16::from_f32(x).to_f32(),
+        ] {
+            for size in [1e-30, 1e-3, 1.0, 3e4] {
+                let numbers: Vec<f32> =
+                    random.noise(rows * columns).iter().map(|x| narrow(x * size)).collect();
+                let source = WeightSource { columns, rows: WeightRows::Numbers(&numbers) };
+                assert_eq!(read_back(source, rows).concat(), numbers, "{size}");
+            }
+        }
+        let zeros = vec![0.0; rows * columns];
+        let source = WeightSource { columns, rows: WeightRows::Numbers(&zeros) };
+        assert_eq!(read_back(source, rows).concat(), zeros);
+    }
+
+    #[test]
+    fn blocks_come_back() {
+        let mut random = Random::new(4);
+        let (rows, columns) = (5, 512);
+        for form in BlockForm::ALL {
+            let nibbles = bytes(&mut random, rows * columns / 2, 256);
+            let words = form.word_columns().map_or(0, |width| columns / width);
+            let high = bytes(&mut random, rows * words * 4, 256);
+            let spans = columns / form.span;
+            let all: Vec<(Vec<u16>, Vec<u8>)> = (0..2)
+                .map(|_| {
+                    let factors = bytes(&mut random, rows * columns / form.group, 256);
+                    (halves(&mut random, rows * spans), factors)
+                })
+                .collect();
+            let numbers = |which: usize| {
+                let (halves, factors) = &all[which];
+                BlockNumbers { halves, factors: form.has_factors().then_some(&factors[..]) }
+            };
+            let mins = form.has_mins.then(|| numbers(1));
+            let blocks = BlockRows { form, nibbles: &nibbles, high: &high, scales: numbers(0), mins };
+            let source = WeightSource { columns, rows: WeightRows::Blocks(blocks) };
+            for (at, found) in read_back(source, rows).concat().into_iter().enumerate() {
+                let (row, column) = (at / columns, at % columns);
+                let own = &nibbles[row * columns / 2..][..columns / 2];
+                let words = &high[row * words * 4..][..words * 4];
+                let number = |which: usize| {
+                    let (halves, factors) = &all[which];
+                    let half = wide(halves[row * spans + column / form.span]);
+                    let factor = factors[(row * columns + column) / form.group].cast_signed();
+                    if form.has_factors() { half * f32::from(factor) } else { half }
+                };
+                let level = f32::from(form.quant(own, words, column)) - f32::from(form.middle());
+                let min = if form.has_mins { number(1) } else { 0.0 };
+                assert_eq!(found, level * number(0) - min, "{} at {at}", form.name);
+            }
+        }
+    }
+
+    #[test]
+    fn gates_and_what_they_are_multiplied_with_lie_eight_by_eight() {
+        assert_eq!([0, 7, 8, 15, 16, 24].map(interleaved), [
+            (0, 0),
+            (0, 7),
+            (1, 0),
+            (1, 7),
+            (0, 8),
+            (1, 8)
+        ]);
+    }
+}

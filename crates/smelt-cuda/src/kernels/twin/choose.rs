@@ -3,7 +3,9 @@
 use smelt_backend::sampling::{Chooser, Chosen, Draw, NotFinite, Settings};
 
 use super::{Given, number_at};
-use crate::kernels::choose::{ASKS_SCORE, ASKS_TOKEN, CHOICE_BYTES, MASKS, RESULT_BYTES};
+use crate::kernels::choose::{
+    ASKS_SCORE, ASKS_TOKEN, CHOICE_BYTES, MASKS, RESULT_BYTES, WEIGHT_BLOCK,
+};
 use crate::recording::{Astray, TwinMemory};
 use crate::{DeviceAddress, Launch};
 
@@ -142,15 +144,35 @@ impl Outcome {
 
     /// How likely a row finds the token, in the parts of which the host makes it.
     fn score(&mut self, row: &[f32], top: usize) -> Result<(), NotFinite> {
-        // Where the likeliest is one, its logarithm is the whole row's weight.
         let logprobs = Chooser::default().score(row, self.token, row.len().min(top))?;
         self.largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let weigh = |logit: &f32| f64::from(*logit - self.largest).exp();
-        self.weight = row.iter().map(weigh).sum();
+        self.weight = row.chunks(WEIGHT_BLOCK).map(|block| self.block_weight(block)).sum();
         self.logit = row[self.token as usize];
         self.top = logprobs.top.iter().map(|(token, _)| (*token, row[*token as usize])).collect();
         Ok(())
     }
+
+    /// The weight of some logits: sixteen sums side by side, then one after another.
+    fn block_weight(&self, block: &[f32]) -> f64 {
+        let mut sums = [0.0; 16];
+        for (at, logit) in block.iter().enumerate() {
+            sums[at % 16] += exp(logit - self.largest);
+        }
+        f64::from(sums.iter().sum::<f32>())
+    }
+}
+
+/// The exponential of a number that is not positive, by the steps of the host's sampling.
+fn exp(x: f32) -> f32 {
+    const ROUND: f32 = 12_582_912.0;
+    let x = if x > -87.0 { x } else { -87.0 };
+    let rounded = x * std::f32::consts::LOG2_E + ROUND;
+    let twos = rounded - ROUND;
+    let rest = (x - twos * 0.693_359_4) - twos * -2.121_944_4e-4;
+    let factors = [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5e-1];
+    let series = factors.iter().fold(1.987_569_1e-4, |series, factor| series * rest + factor);
+    let power = rounded.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
+    ((series * rest) * rest + rest + 1.0) * f32::from_bits(power)
 }
 
 /// Chooses from rows that are adjusted.
