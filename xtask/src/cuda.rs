@@ -22,6 +22,10 @@ const PROGRAMS: [(&[&str], &str); 2] = [
 /// The test that writes engines for cards into the folder that a variable names.
 const MAKES_ENGINES: [&str; 4] =
     ["--exact", "cuda::card::engines_for_cards_are_written", "--ignored", "--nocapture"];
+/// The test that keeps kernels for cards in the folder that a variable names.
+const KEEPS_KERNELS: [&str; 3] =
+    ["--exact", "kernels::on_a_card::kernels_for_cards_are_kept", "--ignored"];
+const KERNELS_VARIABLE: &str = "SMELT_KEPT_KERNELS";
 const ENGINES_VARIABLE: &str = "SMELT_CUDA_ENGINES";
 /// What is told to whoever opens the folder.
 const SCRIPT: &str = include_str!("cuda/run.py");
@@ -38,6 +42,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         let program = build(how)?;
         strip(&program, &folder.join("bin").join(name))?;
     }
+    keep_kernels(&folder)?;
     make_engines(&folder)?;
     fs::write(folder.join("run.py"), SCRIPT)?;
     let bytes = weight(&folder)?;
@@ -79,6 +84,20 @@ fn strip(program: &Path, to: &Path) -> Result<()> {
     strip.arg("-o").arg(to).arg(program);
     let status = strip.status().context("cannot start strip; install binutils")?;
     ensure!(status.success(), "{strip:?} ended with {status}");
+    Ok(())
+}
+
+/// Has the tests compile the kernels that they load on a card.
+fn keep_kernels(folder: &Path) -> Result<()> {
+    let kept = folder.join("kernels");
+    fs::create_dir_all(&kept)?;
+    let mut program = Command::new(folder.join("bin/kernels"));
+    program.args(KEEPS_KERNELS).env(KERNELS_VARIABLE, &kept).current_dir(root());
+    program.env("SMELT_NVRTC", crate::nvrtc::libraries()?);
+    let status = program.status().context("cannot start the tests")?;
+    ensure!(status.success(), "no kernels for cards: {program:?} ended with {status}");
+    let count = fs::read_dir(&kept).map_or(0, Iterator::count);
+    ensure!(count > 0, "{} holds no kernels", kept.display());
     Ok(())
 }
 

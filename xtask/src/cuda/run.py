@@ -34,8 +34,8 @@ def sanitizer():
 
 
 def environment():
-    """That of the tests: where engines lie, and where the driver may be."""
-    env = dict(os.environ, SMELT_CUDA_ENGINES=str(HERE / "engines"))
+    """That of the tests: where engines and kernels lie, and where the driver may be."""
+    env = dict(os.environ, SMELT_CUDA_ENGINES=str(HERE / "engines"), SMELT_KEPT_KERNELS=str(HERE / "kernels"))
     folders = [env.get("LD_LIBRARY_PATH", "")] + DRIVER_FOLDERS
     env["LD_LIBRARY_PATH"] = ":".join(folder for folder in folders if folder)
     return env
