@@ -44,10 +44,12 @@ fn for_card(
     target: Target,
     request: &Request,
 ) -> Result<(), Failed> {
+    let set = llm::kernel_set(checkpoint, KvType::F16).map_err(Failed::model)?;
     say(&format!("compiling kernels for {}", target.sm()));
-    let [halves, bytes] = [KvType::F16, KvType::Int8].map(|kv| compiled(checkpoint, kv, target));
-    let (halves, bytes) = (halves?, bytes?);
-    let kernels = KernelImage { target, image: &halves, int8: Some(&bytes) };
+    let bytes = HeadShape { kind: KvType::Int8, ..set.head };
+    let image = compiled(&set, target)?;
+    let int8 = compiled(&KernelSet { forms: Vec::new(), head: bytes }, target)?;
+    let kernels = KernelImage { target, image: &image, int8: Some(&int8) };
     let built = llm::build_for_card(checkpoint, limits, kernels, &request.out, &mut say);
     built.map_err(Failed::model)
 }
@@ -55,13 +57,6 @@ fn for_card(
 /// The code of a set of kernels for a card.
 fn compiled(set: &KernelSet, target: Target) -> Result<Vec<u8>, Failed> {
     let text = Source { name: "decoder.cu".to_owned(), text: source(set), defines: Vec::new() };
-    Ok(nvrtc::compile(&text, target, None).map_err(not_compiled)?.image)
-}
-
-/// The kernels for a checkpoint's weights, which keep keys and values as `kv` says.
-fn compiled(checkpoint: &Checkpoint, kv: KvType, target: Target) -> Result<Vec<u8>, Failed> {
-    let set = llm::kernel_set(checkpoint, kv).map_err(Failed::model)?;
-    let text = Source { name: "decoder.cu".to_owned(), text: source(&set), defines: Vec::new() };
     Ok(nvrtc::compile(&text, target, None).map_err(not_compiled)?.image)
 }
 
