@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn every_activation_has_a_place_of_its_own() {
-        for tokens in [1, 7, 8, 9, 100] {
+        for tokens in [1_usize, 7, 8, 9, 100] {
             let columns = 3 * 64;
             let all = tokens.next_multiple_of(8);
             let places: BTreeSet<usize> = (0..all * columns)
