@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn nibbles_come_back_with_every_group_and_zero_point() {
         let mut random = Random::new(1);
-        for (rows, columns) in [(1, 1), (7, 31), (64, 130), (33, 512)] {
+        for (rows, columns) in [(1_usize, 1_usize), (7, 31), (64, 130), (33, 512)] {
             for group in [16, 32, 64, 128, 256] {
                 let groups = columns.div_ceil(group);
                 let nibbles = bytes(&mut random, rows * columns.div_ceil(2), 256);
