@@ -8,6 +8,7 @@
 mod cuda;
 mod error;
 mod library;
+mod mapped;
 #[cfg(not(target_env = "musl"))]
 mod status;
 
@@ -18,6 +19,7 @@ use std::time::Duration;
 pub use cuda::{cards, open};
 pub use error::DriverError;
 pub use library::{NoCard, VARIABLE};
+pub use mapped::map_file;
 
 use crate::{CardFacts, DeviceAddress, Launch};
 

@@ -15,7 +15,7 @@ const CUDA: &str = "cuda";
 
 /// What `--device` asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum DeviceChoice {
     /// The GPU where card and engine agree, else the processors.
     #[default]
     Auto,
@@ -25,7 +25,7 @@ pub(crate) enum Wanted {
     Card(u32),
 }
 
-impl FromStr for Wanted {
+impl FromStr for DeviceChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -43,7 +43,7 @@ impl FromStr for Wanted {
     }
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
@@ -53,16 +53,16 @@ impl fmt::Display for Wanted {
     }
 }
 
-static WANTED: OnceLock<Wanted> = OnceLock::new();
+static WANTED: OnceLock<DeviceChoice> = OnceLock::new();
 
 /// Lets all engines of this process run on what the command line asks for.
-pub(crate) fn want(wanted: Wanted) {
+pub(crate) fn want(wanted: DeviceChoice) {
     // A command is one, and asks once.
     let _ = WANTED.set(wanted);
 }
 
 /// What was asked for; of who asked for nothing, whatever is there.
-pub(crate) fn wanted() -> Wanted {
+pub(crate) fn wanted() -> DeviceChoice {
     WANTED.get().copied().unwrap_or_default()
 }
 
@@ -73,18 +73,18 @@ pub(crate) fn card() -> Result<CardFacts, NoCard> {
 }
 
 /// The card that was asked for, else the first.
-fn one(wanted: Wanted, cards: Vec<CardFacts>) -> Result<CardFacts, NoCard> {
+fn one(wanted: DeviceChoice, cards: Vec<CardFacts>) -> Result<CardFacts, NoCard> {
     let ordinal = match wanted {
-        Wanted::Card(ordinal) => ordinal,
-        Wanted::Auto | Wanted::Processors => 0,
+        DeviceChoice::Card(ordinal) => ordinal,
+        DeviceChoice::Auto | DeviceChoice::Processors => 0,
     };
     let count = cards.len() as u32;
     cards.into_iter().nth(ordinal as usize).ok_or(NoCard::NoSuchCard { count, ordinal })
 }
 
 /// Targets of engines that run here, best first.
-pub(crate) fn targets(wanted: Wanted, card: Option<&CardFacts>) -> Vec<String> {
-    let card = card.filter(|_| wanted != Wanted::Processors);
+pub(crate) fn targets(wanted: DeviceChoice, card: Option<&CardFacts>) -> Vec<String> {
+    let card = card.filter(|_| wanted != DeviceChoice::Processors);
     let gpu = card.and_then(|card| Target::of(card.sm)).map(Target::word);
     gpu.into_iter().chain([PROCESSORS]).map(str::to_owned).collect()
 }
@@ -103,7 +103,7 @@ pub(crate) enum Verdict {
 /// What a deployment's engines are for, and what there is.
 pub(crate) struct Situation<'a> {
     /// What was asked for.
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: DeviceChoice,
     /// The targets of its engines.
     pub(crate) engines: &'a [String],
     /// The target of the one that was chosen.
@@ -120,27 +120,27 @@ pub(crate) fn judge(
     let Situation { wanted, engines, chosen, seen } = situation;
     let is_for_gpus = *chosen != PROCESSORS;
     match wanted {
-        Wanted::Processors if is_for_gpus => Verdict::Refused(format!(
+        DeviceChoice::Processors if is_for_gpus => Verdict::Refused(format!(
             "--device cpu: the engine is for {chosen} alone; build one with target = \"cpu\""
         )),
-        Wanted::Processors => Verdict::Fine,
-        Wanted::Card(_) => match card() {
+        DeviceChoice::Processors => Verdict::Fine,
+        DeviceChoice::Card(_) => match card() {
             Ok(card) if Target::of(card.sm).map(Target::word) == Some(*chosen) => Verdict::Fine,
             Ok(card) => {
                 Verdict::Refused(format!("--device {wanted}: {}", none_for(engines, &card)))
             }
             Err(why) => Verdict::Refused(format!("--device {wanted}: {why}")),
         },
-        Wanted::Auto if is_for_gpus => match card() {
+        DeviceChoice::Auto if is_for_gpus => match card() {
             Ok(card) if Target::of(card.sm).map(Target::word) == Some(*chosen) => Verdict::Fine,
             Ok(card) => Verdict::Refused(none_for(engines, &card)),
             Err(why) => Verdict::Refused(format!("the engine is for {chosen}, and {why}")),
         },
-        Wanted::Auto if engines.iter().any(|engine| engine != PROCESSORS) => match card() {
+        DeviceChoice::Auto if engines.iter().any(|engine| engine != PROCESSORS) => match card() {
             Ok(card) => Verdict::Told(format!("it runs on the CPU: {}", none_for(engines, &card))),
             Err(why) => Verdict::Told(format!("it runs on the CPU: {why}")),
         },
-        Wanted::Auto => match seen.and_then(Target::of) {
+        DeviceChoice::Auto => match seen.and_then(Target::of) {
             Some(target) => Verdict::Told(format!(
                 "it runs on the CPU: the deployment has no engine for the GPU; build one with target = \"{}\"",
                 target.word()
@@ -188,27 +188,27 @@ mod tests {
     #[test]
     fn devices_have_words() {
         for (text, wanted) in [
-            ("auto", Wanted::Auto),
-            ("cpu", Wanted::Processors),
-            ("cuda:0", Wanted::Card(0)),
-            ("cuda:12", Wanted::Card(12)),
+            ("auto", DeviceChoice::Auto),
+            ("cpu", DeviceChoice::Processors),
+            ("cuda:0", DeviceChoice::Card(0)),
+            ("cuda:12", DeviceChoice::Card(12)),
         ] {
             assert_eq!((text.parse(), wanted.to_string().as_str()), (Ok(wanted), text));
         }
-        assert_eq!("cuda".parse(), Ok(Wanted::Card(0)));
+        assert_eq!("cuda".parse(), Ok(DeviceChoice::Card(0)));
         for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:a", "cuda0", "cuda:0,cuda:1"] {
-            assert!(text.parse::<Wanted>().is_err(), "{text}");
+            assert!(text.parse::<DeviceChoice>().is_err(), "{text}");
         }
     }
 
     #[test]
     fn a_card_runs_engines_for_its_sm_before_those_of_processors() {
         let of = |wanted, sm: Option<u32>| targets(wanted, sm.map(card_of).as_ref());
-        assert_eq!(of(Wanted::Auto, Some(87)), ["cuda-sm87", "cpu"]);
-        assert_eq!(of(Wanted::Card(0), Some(90)), ["cuda-sm90", "cpu"]);
-        assert_eq!(of(Wanted::Auto, Some(86)), ["cpu"], "no engines are built for it");
+        assert_eq!(of(DeviceChoice::Auto, Some(87)), ["cuda-sm87", "cpu"]);
+        assert_eq!(of(DeviceChoice::Card(0), Some(90)), ["cuda-sm90", "cpu"]);
+        assert_eq!(of(DeviceChoice::Auto, Some(86)), ["cpu"], "no engines are built for it");
         assert_eq!(
-            (of(Wanted::Processors, Some(87)), of(Wanted::Auto, None)),
+            (of(DeviceChoice::Processors, Some(87)), of(DeviceChoice::Auto, None)),
             (vec!["cpu".to_owned()], vec!["cpu".to_owned()])
         );
     }
@@ -322,9 +322,9 @@ mod tests {
     #[test]
     fn the_card_that_is_asked_for_is_taken() {
         let cards = || vec![card_of(87), CardFacts { ordinal: 1, ..card_of(90) }];
-        assert_eq!(one(Wanted::Auto, cards()).unwrap().ordinal, 0);
-        assert_eq!(one(Wanted::Card(1), cards()).unwrap().sm, Sm(90));
-        let error = one(Wanted::Card(2), cards()).unwrap_err();
+        assert_eq!(one(DeviceChoice::Auto, cards()).unwrap().ordinal, 0);
+        assert_eq!(one(DeviceChoice::Card(1), cards()).unwrap().sm, Sm(90));
+        let error = one(DeviceChoice::Card(2), cards()).unwrap_err();
         assert_eq!(error, NoCard::NoSuchCard { count: 2, ordinal: 2 });
     }
 }

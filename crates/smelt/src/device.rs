@@ -15,7 +15,7 @@ use smelt_plan::device::{ABSENT, FACTS, Facts};
 use smelt_plan::pipeline::StageSpec;
 use smelt_watch::Machine;
 
-use crate::cards::{self, Wanted};
+use crate::cards::{self, DeviceChoice};
 
 /// The back ends, on this device.
 pub(crate) const BACKENDS: Backends = Backends::new(&ROWS).on(this);
@@ -69,7 +69,7 @@ fn this() -> Device {
     let mut facts: BTreeMap<String, String> =
         facts.map(|fact| (fact.to_owned(), value(fact))).collect();
     let wanted = cards::wanted();
-    let card = if wanted == Wanted::Processors { None } else { cards::card().ok() };
+    let card = if wanted == DeviceChoice::Processors { None } else { cards::card().ok() };
     let targets = cards::targets(wanted, card.as_ref());
     if let Some(card) = card {
         let Sm(sm) = card.sm;

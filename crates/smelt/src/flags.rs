@@ -20,7 +20,7 @@ use smelt_model::calibrate::ROWS_MAX;
 use smelt_model::quantize::{BUDGET_MAX, Method, Scheme};
 use smelt_runtime::image::{FRAMES_MAX, Wanted};
 
-use crate::cards::Wanted;
+use crate::cards::DeviceChoice;
 use crate::checkpoint::QuantFormat;
 use crate::console::Volume;
 use crate::paint::When;
@@ -289,7 +289,7 @@ pub(crate) struct ChatFlags {
     pub(crate) max_seq_len: Option<u32>,
     /// What runs it: the GPU where card and engine agree (auto), the processors, or a card by its number, as in cuda:1
     #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
-    pub(crate) device: Wanted,
+    pub(crate) device: DeviceChoice,
     #[command(flatten)]
     pub(crate) eyes: ImageFlags,
     #[command(flatten)]
@@ -331,7 +331,7 @@ pub(crate) struct EmbedFlags {
     pub(crate) texts: Vec<String>,
     /// What runs it: the GPU where card and engine agree (auto), the processors, or a card by its number, as in cuda:1
     #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
-    pub(crate) device: Wanted,
+    pub(crate) device: DeviceChoice,
     /// Print one JSON document with the texts and their numbers of tokens
     #[arg(long)]
     pub(crate) json: bool,

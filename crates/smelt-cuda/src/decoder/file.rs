@@ -14,6 +14,7 @@ use sha2::{Digest, Sha256};
 use smelt_backend::{ENGINE_FILE, Heading, Limits, OpenError};
 
 use crate::Target;
+use crate::driver::{HostBytes, map_file};
 
 /// The file that holds the weights.
 pub const WEIGHTS_FILE: &str = "weights.bin";
@@ -366,6 +367,15 @@ impl DecoderDir {
             done += some;
         }
         Ok(())
+    }
+
+    /// All of `weights.bin`, mapped and not read.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(super) fn map(&self) -> Result<HostBytes, OpenError> {
+        let read = |source| OpenError::Read { path: self.dir.join(WEIGHTS_FILE), source };
+        map_file(&self.weights).map_err(read)
     }
 
     fn read_at(&self, at: u64, buffer: &mut [u8]) -> Result<(), OpenError> {

@@ -21,7 +21,7 @@ use super::pages::{PageCopy, Pages, Taken};
 use super::plan::PassPlan;
 use super::staging::Staging;
 use super::step::{HeadPart, Step};
-use super::weights::refused;
+use super::weights::{WeightsPlace, refused};
 use crate::driver::{Driver, DriverError, MemoryInfo, Priority, Stream};
 use crate::kernels::choose::{RESULT_BYTES, choose};
 use crate::owned::{HostBuffer, OwnedStream};
@@ -65,7 +65,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Uploads the weights of an engine and takes the memory that passes compute in.
+    /// Brings the weights of an engine to `place`, and takes the memory that passes compute in.
     ///
     /// # Errors
     /// When the engine lacks a tensor, or the card has no room.
@@ -73,11 +73,12 @@ impl Machine {
         dir: &DecoderDir,
         driver: &Arc<dyn Driver>,
         facts: &DecoderFacts,
+        place: WeightsPlace,
     ) -> Result<Self, OpenError> {
         let refused = |error| refused(dir, &error);
         let stream = OwnedStream::new(driver, Priority::High).map_err(refused)?;
         let modules = Modules::load(driver, dir, facts.kv).map_err(refused)?;
-        let model = Model::open(dir, driver, stream.id(), facts.kv)?;
+        let model = Model::open(dir, driver, stream.id(), (facts.kv, place))?;
         let rows_max = rows_max(driver.card(), facts);
         let buffers = Buffers::new(driver, &model, rows_max, HEAD_ROWS, facts.limits.max_seq_len);
         let buffers = buffers.map_err(refused)?;

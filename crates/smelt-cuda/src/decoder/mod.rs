@@ -49,6 +49,7 @@ use memory::PagePool;
 use pages::{PAGE_TOKENS, Pages, Taken};
 use plan::Held;
 use step::{HeadPart, Part, Step};
+pub use weights::WeightsPlace;
 
 /// Pages that stay taken behind the last one that is held, so that a slot that grows does not wait for the driver.
 const SPARE_BYTES: u64 = memory::CHUNK_BYTES;
@@ -73,10 +74,23 @@ impl CudaDecoder {
     /// # Errors
     /// When the directory holds no decoder for this card, its parts disagree, or the card has no room for it.
     pub fn open(dir: &Path, driver: &Arc<dyn Driver>, kv: KvOptions) -> Result<Self, OpenError> {
+        Self::open_with(dir, driver, kv, WeightsPlace::default())
+    }
+
+    /// As [`Self::open`], with the weights where `place` says.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and where the card cannot read memory of the host.
+    pub fn open_with(
+        dir: &Path,
+        driver: &Arc<dyn Driver>,
+        kv: KvOptions,
+        place: WeightsPlace,
+    ) -> Result<Self, OpenError> {
         let dir = DecoderDir::open(dir)?;
         check_card(&dir, driver.card())?;
         let facts = facts(&dir, kv)?;
-        let machine = Machine::open(&dir, driver, &facts)?;
+        let machine = Machine::open(&dir, driver, &facts, place)?;
         let full = full_pages(facts.limits);
         let pages = Pages::new(facts.limits.max_slots, full);
         let pool = PagePool::new(driver, machine.page_bytes(), full);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use smelt_backend::{KvType, OpenError};
 
 use super::file::{DecoderDir, DecoderFile, LAYOUT, TensorEntry};
-use super::weights::Weights;
+use super::weights::{Weights, WeightsPlace};
 use crate::DeviceAddress;
 use crate::driver::{Driver, Stream};
 use crate::kernels::form::{WeightForm, WeightPart};
@@ -82,7 +82,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Uploads the weights of `dir`, and finds them.
+    /// Brings the weights of `dir` to `place`, and finds them.
     ///
     /// # Errors
     /// When the engine was packed for other kernels or lacks a tensor, or the card has no room.
@@ -90,7 +90,7 @@ impl Model {
         dir: &DecoderDir,
         driver: &Arc<dyn Driver>,
         stream: Stream,
-        kind: KvType,
+        (kind, place): (KvType, WeightsPlace),
     ) -> Result<Self, OpenError> {
         if dir.layout != LAYOUT {
             let found = dir.layout;
@@ -98,7 +98,7 @@ impl Model {
                 format!("it is packed in layout {found}, and these kernels read {LAYOUT}");
             return Err(dir.unfit("this version", problem));
         }
-        let weights = Weights::upload(dir, driver, stream)?;
+        let weights = Weights::bring(place, dir, driver, stream)?;
         let finder = Finder { dir, weights: &weights };
         let sizes = dir.engine.clone();
         let (hidden, vocab, pairs) = (sizes.hidden, sizes.vocab, sizes.head_dim / 2);

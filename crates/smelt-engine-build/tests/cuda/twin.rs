@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smelt_backend::conformance::{self, TestImage};
 use smelt_backend::{Decoder, HostFeatures, KvOptions, KvType, LogitRows, RunError, SlotInput};
-use smelt_cuda::decoder::CudaDecoder;
+use smelt_cuda::decoder::{CudaDecoder, WeightsPlace};
 use smelt_cuda::driver::Driver;
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::recording::{Held, RecordingDriver};
@@ -101,6 +101,27 @@ fn memory_that_others_take_is_no_memory_and_nothing_is_lost() {
     driver.free(all).unwrap();
     on.decoder.step(&run).unwrap();
     assert_eq!(on.decoder.held(1), 200);
+}
+
+#[test]
+fn weights_that_stay_in_their_file_are_the_same_weights() {
+    let dir = TempDir::new().unwrap();
+    let (engine, dim, _) = tiny(&dir, LIMITS);
+    let logits = |place: WeightsPlace| {
+        let device = made::device(dim, 1 << 30, true);
+        let driver: Arc<dyn Driver> = Arc::<RecordingDriver>::clone(&device);
+        let kv = KvOptions::default();
+        let mut decoder = CudaDecoder::open_with(&engine, &driver, kv, place).unwrap();
+        let held = device.held().device_bytes;
+        let run = SlotInput::new(0, &[5, 6, 7]).showing(LogitRows::All);
+        let found = decoder.step(&[run]).unwrap().remove(0).logits;
+        drop(decoder);
+        assert_eq!((device.violations(), device.held()), (Vec::new(), Held::default()));
+        (found, held)
+    };
+    let (uploaded, registered) = (logits(WeightsPlace::Uploaded), logits(WeightsPlace::Registered));
+    assert!(uploaded.0 == registered.0);
+    assert!(uploaded.1 > registered.1, "they take no memory of the device");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use smelt_load::plan::{Lengths, Mix};
 
-use crate::cards::Wanted;
+use crate::cards::DeviceChoice;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum BenchCommand {
@@ -46,7 +46,7 @@ pub(crate) struct AccuracyFlags {
     pub(crate) max_seq_len: Option<u32>,
     /// What runs them: the GPU where card and engine agree (auto), the processors, or a card by its number, as in cuda:1
     #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
-    pub(crate) device: Wanted,
+    pub(crate) device: DeviceChoice,
     /// Print one JSON document instead of the table
     #[arg(long)]
     pub(crate) json: bool,
@@ -137,7 +137,7 @@ pub(crate) struct AccuracyOfFlags {
     #[arg(long)]
     pub(crate) max_seq_len: Option<u32>,
     #[arg(long, default_value_t)]
-    pub(crate) device: Wanted,
+    pub(crate) device: DeviceChoice,
     /// Where the first deployment's logits are written, and read for the others
     #[arg(long)]
     pub(crate) logits: PathBuf,
