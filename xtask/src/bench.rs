@@ -7,6 +7,7 @@
 
 mod cases;
 pub(crate) mod cpu;
+pub(crate) mod cuda;
 pub(crate) mod film;
 pub(crate) mod fit;
 mod inputs;

@@ -6,8 +6,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    bench, cma, conformance, cross, debian, onnxruntime, operation, power_cuts, root, tidy,
-    unchanged, walks,
+    bench, cma, conformance, cross, debian, nvrtc, onnxruntime, operation, power_cuts, root,
+    target, tidy, unchanged, walks,
 };
 
 const STEPS: [(&str, &[&str]); 5] = [
@@ -80,6 +80,15 @@ pub(crate) fn run(all: bool) -> Result<()> {
     // Engines of its back end are tested with it.
     let library = onnxruntime::library()?;
     let library = library.to_str().context("the target directory is no text")?;
+    // Kernels are compiled by both, and kept by content: what did not change takes no time.
+    let compilers = nvrtc::libraries()?;
+    let kept = target().join("kernels");
+    let kept = kept.to_str().context("the target directory is no text")?;
+    let libraries = [
+        ("SMELT_ONNXRUNTIME", library),
+        ("SMELT_NVRTC", compilers.as_str()),
+        ("SMELT_KEPT_KERNELS", kept),
+    ];
     let mut times = Vec::new();
     let mut timed = |name, step: &mut dyn FnMut() -> Result<bool>| {
         let begin = Instant::now();
@@ -91,7 +100,7 @@ pub(crate) fn run(all: bool) -> Result<()> {
         anyhow::Ok(())
     };
     for (name, arguments) in STEPS {
-        timed(name, &mut || ran(cargo(arguments, &[("SMELT_ONNXRUNTIME", library)])))?;
+        timed(name, &mut || ran(cargo(arguments, &libraries)))?;
     }
     timed("tidy", &mut || ran(tidy::run()))?;
     for (name, own, step) in OWN {

@@ -1,4 +1,4 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `demo`, `fit`, `fuzz`, `llama`, `mutants`,
+//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `cuda`, `demo`, `fit`, `fuzz`, `llama`, `mutants`,
 //! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`,
 //! `transformers`, `walks`.
 
@@ -8,6 +8,7 @@ mod ci;
 mod cma;
 mod conformance;
 mod cross;
+mod cuda;
 mod debian;
 mod demo;
 mod fuzz;
@@ -16,6 +17,7 @@ mod llama;
 mod mutants;
 mod nightly;
 mod node;
+mod nvrtc;
 mod onnxruntime;
 mod operation;
 mod other_kernel;
@@ -36,7 +38,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench film|bench router|cma|conformance|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|transformers|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench router|cma|conformance|cuda|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|transformers|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -57,6 +59,9 @@ const USAGE: &str =
          the CPU engine beside llama.cpp and ONNX Runtime, weights of true size, and beside what memory gives
   bench serve [--runs N] [--smoke]
          smelt serve beside llama-server, equal weights of true size, one client; builds llama-server
+  bench cuda [FOLDER] | bench cuda --results FILE
+         a folder with what times the decoder for GPUs at true size on a machine with a card; of what that printed a page
+         in docs/figures, held to targets
   bench film [--runs N] [minute] [small-minute] [ten-minutes]
          what showing a film takes beside ffmpeg that decodes it
   bench router [--questions N] [--smoke]
@@ -67,6 +72,9 @@ const USAGE: &str =
   conformance
          smelt serve on the demo and on SmolLM2 under the official clients of four APIs and the libraries above them,
          of Python and JavaScript, its page in Chromium, then requests that schemathesis makes up from /openapi.json
+  cuda [FOLDER]
+         a folder of some MB that tries the CUDA back end on a machine with a GPU, by the driver and python3 alone: test
+         programs, engines with their kernels, run.py; needs NVRTC
   demo   what `smelt demo` carries, built and packed anew: crates/smelt/demo/model.gz
   fit [--only TEXT]... [--smoke]
          what `smelt fit` says of twelve models of all families beside what their builds and answers really take
@@ -124,6 +132,7 @@ fn main() -> ExitCode {
         ["bench", "watch", ref rest @ ..] => bench::watch::run(rest),
         ["bench", "cpu", ref rest @ ..] => bench::cpu::run(rest),
         ["bench", "serve", ref rest @ ..] => bench::serve::run(rest),
+        ["bench", "cuda", ref rest @ ..] => bench::cuda::run(rest),
         ["bench", "film", ref rest @ ..] => bench::film::run(rest),
         ["bench", "router", ref rest @ ..] => bench::router::run(rest),
         // Started by `bench workflow`, and measured.
@@ -132,6 +141,7 @@ fn main() -> ExitCode {
         ["measure", ..] => bench::measure::child(&arguments[1..]),
         ["cma", ref rest @ ..] => cma::run(rest).map(drop),
         ["conformance"] => conformance::run(),
+        ["cuda", ref rest @ ..] => cuda::run(rest),
         ["demo"] => demo::run(),
         ["fit", ref rest @ ..] => bench::fit::run(rest),
         ["fuzz", ref rest @ ..] => fuzz::run(rest),

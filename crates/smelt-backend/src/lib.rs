@@ -3,13 +3,15 @@
 //! A back end is a row ([`Row`]): by which word `engine.json` calls what it builds, which facts about a device that depends
 //! on, and what opens it.  What comes of it is a [`Decoder`], which takes tokens and gives tokens, or a [`Graph`], which
 //! takes numbers and gives numbers; a [`VisionEngine`] is a graph that is known to take images.  Everything else here is
-//! plain data.  Knows no back end, no request and no file but the heading of `engine.json`.
+//! plain data, and where libraries are that back ends load ([`installed`]).  Knows no back end, no request and no file but
+//! the heading of `engine.json`.
 
 mod decoder;
 mod device;
 mod graph;
 pub mod grid;
 mod heading;
+pub mod installed;
 mod kv;
 mod memory;
 mod open;

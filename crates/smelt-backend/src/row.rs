@@ -46,18 +46,27 @@ pub struct Row {
 pub struct Backends {
     rows: &'static [Row],
     device: fn() -> Device,
+    /// Whether engines are opened where they do not run.
+    is_looking: bool,
 }
 
 impl Backends {
     /// Those of `rows`, on a device of which nothing is known.  Of two targets that both run, the first is the better one.
     pub const fn new(rows: &'static [Row]) -> Self {
-        Self { rows, device: Device::default }
+        Self { rows, device: Device::default, is_looking: false }
     }
 
     /// The same on a device whose facts and memory `device` finds, which is asked where an engine depends on them.
     #[must_use]
     pub const fn on(self, device: fn() -> Device) -> Self {
-        Self { rows: self.rows, device }
+        Self { device, ..self }
+    }
+
+    /// The same for who only looks at engines: those for other devices are opened too, and where several answer alike and
+    /// this device runs none, the first is.
+    #[must_use]
+    pub const fn looking(self) -> Self {
+        Self { is_looking: true, ..self }
     }
 
     /// Every fact about a device on which engines of some back end depend.
@@ -81,19 +90,35 @@ impl Backends {
             return Ok(dir);
         }
         let headings = dirs.iter().map(|dir| Heading::read(dir)).collect::<Result<Vec<_>, _>>()?;
-        let at = choose(&headings, &self.device());
+        let at = match choose(&headings, &self.device()) {
+            Err(_) if self.is_looking => Ok(0),
+            at => at,
+        };
         Ok(&dirs[at.map_err(|why| OpenError::NoEngine { path: file.to_owned(), why })?])
     }
 
-    /// What runs here, with the targets of the rows in their order.
+    /// Whether the engine in `dir` is one that this device runs.
+    ///
+    /// # Errors
+    /// When its heading cannot be read.
+    pub fn runs(self, dir: &Path) -> Result<bool, OpenError> {
+        let heading = Heading::read(dir)?;
+        Ok(Self { is_looking: false, ..self }.fits(dir, &heading).is_ok())
+    }
+
+    /// What runs here: the targets that the device says, or where it says none those of the rows in their order.
     fn device(self) -> Device {
+        let known = (self.device)();
+        if !known.targets.is_empty() {
+            return known;
+        }
         let mut targets: Vec<String> = Vec::new();
         for row in self.rows {
             if !targets.iter().any(|target| target == row.target) {
                 targets.push(row.target.to_owned());
             }
         }
-        Device { targets, ..(self.device)() }
+        Device { targets, ..known }
     }
 
     /// The memory that the engine in `dir` will live in, as its back end sees it before it is open.
@@ -162,11 +187,17 @@ impl Backends {
 
     /// Whether this device is one that the engine in `dir` was built for; nothing is asked of it where that runs on any.
     fn fits(self, dir: &Path, heading: &Heading) -> Result<(), OpenError> {
-        if heading.device.is_empty() && heading.device_bytes.is_none() {
+        let is_for_any = heading.device.is_empty() && heading.device_bytes.is_none();
+        if is_for_any || self.is_looking {
             return Ok(());
         }
-        let other = |why| OpenError::OtherDevice { path: dir.join(ENGINE_FILE), why };
-        misfit(heading, &self.device()).map_or(Ok(()), |why| Err(other(why)))
+        let other = |why| Err(OpenError::OtherDevice { path: dir.join(ENGINE_FILE), why });
+        let device = self.device();
+        if !device.targets.contains(&heading.target) {
+            let runs = device.targets.join(", ");
+            return other(format!("it is for {}, and this device runs {runs}", heading.target));
+        }
+        misfit(heading, &device).map_or(Ok(()), other)
     }
 }
 
@@ -280,6 +311,29 @@ mod tests {
         let words = "c/engine.json is no engine for this device: it wants tensorrt 10.7.0, here 10.3.0; build it here";
         assert!(refused.ends_with(words), "{refused}");
         assert!(on_orin.graphs(&trt).is_ok() && on_orin.graphs(&large).is_err());
+    }
+
+    #[test]
+    fn a_device_may_say_itself_what_runs_there() {
+        fn without_gpu() -> Device {
+            Device { targets: vec!["cpu".to_owned()], ..orin() }
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let gpu = engine(folder.path(), "a", "cuda", ", \"device\": {\"sm\": \"87\"}");
+        let cpu = engine(folder.path(), "b", "cpu", "");
+        let (backends, dirs) = (ROWS.on(without_gpu), [gpu.clone(), cpu.clone()]);
+        assert_eq!(backends.choose(Path::new("d"), &dirs).unwrap(), cpu);
+        let refused = backends.graphs(&gpu).unwrap_err().to_string();
+        let words = "it is for cuda, and this device runs cpu; build it here";
+        assert!(refused.ends_with(words), "{refused}");
+        assert!(ROWS.on(orin).graphs(&gpu).is_ok());
+        let looking = backends.looking();
+        assert!(looking.graphs(&gpu).is_ok(), "who looks runs nothing");
+        assert!(!looking.runs(&gpu).unwrap() && looking.runs(&cpu).unwrap());
+        assert_eq!(looking.choose(Path::new("d"), &dirs).unwrap(), cpu);
+        let gpus = [gpu.clone(), gpu];
+        assert!(backends.choose(Path::new("d"), &gpus).is_err());
+        assert_eq!(looking.choose(Path::new("d"), &gpus).unwrap(), gpus[0]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod conditions;
 mod confinement;
 mod disk;
 mod finding;
+mod gpu;
 mod heat;
 mod measure;
 mod memory;
@@ -27,6 +28,7 @@ use accounting::Accounting;
 pub use conditions::Conditions;
 use disk::Disks;
 pub use finding::{Finding, Fix, Severity};
+pub use gpu::{Gpu, Gpus};
 pub use measure::Measured;
 use memory::Memory;
 use packages::Packages;
@@ -123,6 +125,13 @@ impl Facts {
         }
     }
 
+    /// The same with what is known of GPUs, which their driver alone tells.
+    #[must_use]
+    pub fn with_gpus(mut self, gpus: Gpus) -> Self {
+        self.measured.gpus = gpus;
+        self
+    }
+
     /// What was measured.
     pub fn measured(&self) -> &Measured {
         &self.measured
@@ -144,6 +153,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
         .chain(memory::cma(board, memory))
         .chain(processes::headless(board, &facts.processes))
         .chain(processes::gpu_users(board, &facts.processes))
+        .chain(gpu::check(&measured.gpus))
         .chain(power::mode(&facts.power))
         .chain(power::clocks(&facts.power))
         .chain(power::supply(&facts.power))

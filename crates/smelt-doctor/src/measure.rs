@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use serde::{Deserialize, Serialize};
 
+use crate::gpu::Gpus;
 use crate::tree::Tree;
 
 /// The most that is written.
@@ -54,8 +55,16 @@ pub struct Measured {
     /// What that leaves to them, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unheld: Vec<String>,
+    /// What is known of NVIDIA's GPUs.
+    #[serde(skip_serializing_if = "is_nothing")]
+    pub gpus: Gpus,
     /// Why something is missing.
     pub error: Option<String>,
+}
+
+/// Whether nobody spoke of GPUs.
+fn is_nothing(gpus: &Gpus) -> bool {
+    *gpus == Gpus::default()
 }
 
 /// Bytes that may be written without being root.

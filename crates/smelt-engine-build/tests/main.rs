@@ -4,6 +4,7 @@
 
 mod compile;
 mod conformance;
+mod cuda;
 mod detector;
 mod encoders;
 mod fusions;

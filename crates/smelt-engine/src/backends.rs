@@ -12,9 +12,10 @@ use crate::llm::{self, LlmEngine};
 use crate::onnxruntime::{self, OnnxruntimeEngine};
 
 /// The native engines and ONNX Runtime.
-pub const BACKENDS: Backends = Backends::new(ROWS);
+pub const BACKENDS: Backends = Backends::new(&ROWS);
 
-const ROWS: &[Row] = &[
+/// Their rows, for who has more back ends.
+pub const ROWS: [Row; 4] = [
     on_any(llm::KIND, NATIVE, Opens::Decoder(open_decoder)),
     on_any(graph::KIND, NATIVE, Opens::Graphs(open_graphs)),
     on_any(graph::GRIDS_KIND, NATIVE, Opens::Graphs(open_graphs)),

@@ -3,7 +3,7 @@
 //! An engine is a directory of `engine.json` and `weights.bin`.  [`graph`] executes any ONNX graph,
 //! [`vision`] one from pictures to tokens, [`llm`] a decoder with a key-value cache; all map their
 //! weights and give f32.  [`BACKENDS`] opens them by the contract of `smelt-backend`; `smelt-engine-build` makes them, by
-//! what [`engine_file`] writes.  All `unsafe` of the workspace is here.  Knows nothing of checkpoints, ONNX files, requests,
+//! what [`engine_file`] writes.  The `unsafe` of the processors' kernels is here.  Knows nothing of checkpoints, ONNX files, requests,
 //! pipelines or HTTP.
 
 mod backends;
@@ -18,4 +18,4 @@ mod processors;
 pub mod tactics;
 pub mod vision;
 
-pub use backends::BACKENDS;
+pub use backends::{BACKENDS, ROWS};

@@ -37,8 +37,12 @@ trait KeySink {
 fn walk(recipe: &Recipe<'_>, sink: &mut impl KeySink) {
     sink.field(format_args!("kind"), format_args!("{}", recipe.kind.name()));
     sink.field(format_args!("kind-version"), format_args!("{}", recipe.kind.version()));
-    for (name, value) in recipe.params.iter().filter(|(name, _)| recipe.kind.is_keyed(name)) {
+    let params = recipe.params.iter();
+    for (name, value) in params.filter(|(name, value)| recipe.kind.is_keyed(name, value)) {
         walk_value(format_args!("param {name}"), value, sink);
+    }
+    for (name, version) in recipe.kind.made_with(recipe.params) {
+        sink.field(format_args!("made with {name}"), format_args!("{version}"));
     }
     for (fact, value) in recipe.device {
         sink.field(format_args!("device {fact}"), format_args!("{value}"));
@@ -195,6 +199,20 @@ mod tests {
                 inputs: &inputs,
             },
         )
+    }
+
+    #[test]
+    fn a_target_enters_the_key_with_its_compiler_and_processors_leave_it_as_it_was() {
+        let shown = |params: Value| {
+            let params = params.as_object().unwrap().clone().into_iter().collect();
+            let kind = Kind::LlmEngineBuild;
+            fields(&Recipe { kind, params: &params, device: &[], tools: &[], inputs: &[] })
+        };
+        assert_eq!(shown(json!({ "target": "cpu" })), shown(json!({})));
+        let orin = shown(json!({ "target": "cuda-sm87" }));
+        let more: Vec<&str> = orin[2..].iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(more, ["param target", "made with compiler", "made with layout"]);
+        assert_ne!(orin, shown(json!({ "target": "cuda-sm90" })));
     }
 
     #[test]

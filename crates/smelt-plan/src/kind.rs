@@ -18,6 +18,7 @@ pub mod verify;
 pub mod words;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 pub use command::{CAPABILITIES, NEEDS_CAPABILITIES, NETWORK, STRICT, TOOL, WRITES};
 use definition::Definition;
@@ -88,6 +89,10 @@ const ENGINES: Takes = Takes::Stages(&[Kind::EngineBuild, Kind::Command]);
 const LLM_ENGINES: Takes = Takes::Stages(&[Kind::LlmEngineBuild, Kind::Command]);
 /// The field that names what builds and runs an engine.
 pub const BACKEND: &str = "backend";
+/// The field that says what runs an engine.
+pub const TARGET: &str = "target";
+/// It came later than the engines of processors, whose keys it leaves as they were.
+const IMPLIED_TARGET: (&str, &str) = (TARGET, words::EngineTarget::Cpu.word());
 const TACTICS: Takes = Takes::Stage(&[Kind::Tune, Kind::Command]);
 /// Stages that fail where engines are not as they must be.
 const PROOF: Takes = Takes::Stage(&[Kind::Verify, Kind::Accuracy]);
@@ -107,9 +112,17 @@ impl Kind {
         self.definition().by_path.contains(&field)
     }
 
-    /// Whether a field that is no edge enters the keys.
-    pub fn is_keyed(self, field: &str) -> bool {
-        !self.definition().unkeyed.contains(&field)
+    /// Whether a field that is no edge enters the keys with this value.
+    pub fn is_keyed(self, field: &str, value: &Value) -> bool {
+        let Definition { unkeyed, implied, .. } = self.definition();
+        let is_implied =
+            |&(name, word): &(&str, &str)| name == field && value.as_str() == Some(word);
+        !unkeyed.contains(&field) && !implied.iter().any(is_implied)
+    }
+
+    /// What enters the keys beside the params that choose it: versions, by their names.
+    pub fn made_with(self, params: &Values) -> &'static [(&'static str, &'static str)] {
+        (self.definition().made_with)(params)
     }
 
     /// The kind of that name.

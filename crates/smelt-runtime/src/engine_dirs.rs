@@ -60,8 +60,12 @@ impl EngineDirs {
     /// # Errors
     /// When none of several fits, or the heading of one cannot be read.
     pub fn chosen(&self, backends: Backends, at: &Path) -> Result<PathBuf, OpenError> {
-        let dirs: Vec<PathBuf> = self.all().iter().map(|dir| named_from(at, dir)).collect();
-        backends.choose(&at.join(DEPLOYMENT_FILE), &dirs).map(Path::to_owned)
+        backends.choose(&at.join(DEPLOYMENT_FILE), &self.paths(at)).map(Path::to_owned)
+    }
+
+    /// Where all of them are, for a deployment at `at`.
+    pub fn paths(&self, at: &Path) -> Vec<PathBuf> {
+        self.all().iter().map(|dir| named_from(at, dir)).collect()
     }
 
     /// What is wrong with the directories of `field`, if anything.

@@ -3,18 +3,69 @@
 //! Every fact is one line of text from a file that drivers and packages keep; what is not there is
 //! "none".  Nothing is started, so a plan costs no driver calls.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use smelt_backend::{Backends, Device};
+use smelt_backend::{
+    Backends, Decoder, Device, KvOptions, MemoryPlace, MemoryReport, OpenError, Opens, Row,
+};
+use smelt_cuda::decoder::{CudaDecoder, DescribedDecoder, KIND};
+use smelt_cuda::{NoCard, Sm, Target};
 use smelt_plan::Pipeline;
 use smelt_plan::device::{ABSENT, FACTS, Facts};
 use smelt_plan::pipeline::StageSpec;
 use smelt_watch::Machine;
 
+use crate::cards::{self, DeviceChoice};
+
 /// The back ends, on this device.
-pub(crate) const BACKENDS: Backends = smelt_engine::BACKENDS.on(this);
+pub(crate) const BACKENDS: Backends = Backends::new(&ROWS).on(this);
+
+/// The same for stages that look at engines, which may be for another device: those for cards run nothing.
+pub(crate) const LOOKING: Backends = Backends::new(&LOOKING_ROWS).on(this).looking();
+
+const ROWS: [Row; 7] = rows(Opens::Decoder(open_on_card));
+const LOOKING_ROWS: [Row; 7] = rows(Opens::Decoder(describe));
+
+/// Engines for cards, which `cards` opens, before those for processors: of two that run the first is taken.
+const fn rows(cards: Opens) -> [Row; 7] {
+    let [decoder, graph, grids, onnxruntime] = smelt_engine::ROWS;
+    let [orin, hopper, thor] =
+        [on_card(Target::Sm87, cards), on_card(Target::Sm90, cards), on_card(Target::Sm110, cards)];
+    [orin, hopper, thor, decoder, graph, grids, onnxruntime]
+}
+
+/// Decoders for cards: which one runs them is in their target.
+const fn on_card(target: Target, opens: Opens) -> Row {
+    Row { kind: KIND, target: target.word(), backend: "native", facts: &[], memory: of_card, opens }
+}
+
+fn open_on_card(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
+    let missing = |why: NoCard| OpenError::Library(why.to_string());
+    let card = cards::card().map_err(missing)?;
+    let driver = smelt_cuda::open(card.ordinal).map_err(missing)?;
+    Ok(Box::new(CudaDecoder::open(dir, &driver, kv)?))
+}
+
+/// What the driver says of the card's memory; where the card uses the host's, others measure that.
+fn of_card() -> MemoryReport {
+    let Ok(card) = cards::card() else { return MemoryReport::HOST };
+    if card.unified {
+        return MemoryReport { place: MemoryPlace::Unified, ..MemoryReport::HOST };
+    }
+    let info = smelt_cuda::open(card.ordinal).ok().and_then(|driver| driver.memory_info().ok());
+    MemoryReport {
+        place: MemoryPlace::Device,
+        total_bytes: Some(card.memory_bytes),
+        free_bytes: info.map(|info| info.free_bytes),
+        largest_bytes: None,
+    }
+}
+
+fn describe(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
+    Ok(Box::new(DescribedDecoder::open(dir, kv)?))
+}
 
 /// Files of facts are a few lines; more is not read.
 const LINES_MAX: usize = 200;
@@ -31,12 +82,26 @@ pub(crate) fn facts(pipeline: &Pipeline) -> Facts {
 
 /// This device, as far as engines of some back end depend on it.
 fn this() -> Device {
-    let facts = smelt_engine::BACKENDS.facts().into_iter();
-    let facts = facts.map(|fact| (fact.to_owned(), value(fact))).collect();
+    let facts = BACKENDS.facts().into_iter();
+    let mut facts: BTreeMap<String, String> =
+        facts.map(|fact| (fact.to_owned(), value(fact))).collect();
+    let wanted = cards::wanted();
+    let card = if wanted == DeviceChoice::Processors { None } else { cards::card().ok() };
+    let targets = cards::targets(wanted, card.as_ref());
+    if let Some(card) = card {
+        let Sm(sm) = card.sm;
+        facts.insert("sm".to_owned(), sm.to_string());
+        return Device { targets, facts, memory_bytes: Some(card.memory_bytes) };
+    }
     // A GPU that is a part of the chip has the machine's memory; what others have only their driver tells.
     let is_unified = sm_of_chip(&text(CHIP)).is_some();
     let memory = is_unified.then(|| Machine::read(Path::new("/")).mem_total_bytes);
-    Device { facts, memory_bytes: memory.flatten(), ..Device::default() }
+    Device { targets, facts, memory_bytes: memory.flatten() }
+}
+
+/// The SM of the GPU that is here, by what files say: no driver is asked.
+pub(crate) fn seen() -> Option<Sm> {
+    fact_of("sm")?.parse().ok().map(Sm)
 }
 
 /// What a fact is worth here.
@@ -258,7 +323,9 @@ mod tests {
         for backend in ["native", "onnxruntime"] {
             assert!(BACKENDS.facts_of(backend).is_empty(), "{backend}: its keys would be others");
         }
-        assert_eq!(this().facts.len(), BACKENDS.facts().len());
+        let here = this();
+        assert!(BACKENDS.facts().iter().all(|fact| here.facts.contains_key(*fact)));
+        assert_eq!(here.targets.last().map(String::as_str), Some(cards::PROCESSORS));
     }
 
     #[test]

@@ -27,6 +27,7 @@ use smelt_backend::KvType;
 use smelt_exec::Space;
 use smelt_runtime::image::{FRAMES_MAX, Wanted};
 
+use crate::cards::DeviceChoice;
 use crate::console::Volume;
 use crate::paint::When;
 #[cfg(not(feature = "build"))]
@@ -315,6 +316,9 @@ pub(crate) struct ChatFlags {
     /// deployment says, else what the engine was built for)
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) max_seq_len: Option<u32>,
+    /// What runs it: the GPU where card and engine agree (auto), the processors, or a card by its number, as in cuda:1
+    #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
+    pub(crate) device: DeviceChoice,
     #[command(flatten)]
     pub(crate) image_options: ImageFlags,
     #[command(flatten)]
@@ -354,6 +358,9 @@ pub(crate) struct EmbedFlags {
     /// What to embed
     #[arg(required = true, value_name = "TEXT")]
     pub(crate) texts: Vec<String>,
+    /// What runs it: the GPU where card and engine agree (auto), the processors, or a card by its number, as in cuda:1
+    #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
+    pub(crate) device: DeviceChoice,
     /// Print one JSON document with the texts and their numbers of tokens
     #[arg(long)]
     pub(crate) json: bool,

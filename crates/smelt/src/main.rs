@@ -11,6 +11,7 @@ mod accuracy;
 mod atomic_dir;
 mod bug;
 mod built;
+mod cards;
 mod carried;
 mod claim;
 mod commands;

@@ -6,6 +6,7 @@ mod accuracy;
 mod by_name;
 mod calibration;
 mod confinement;
+mod devices;
 mod doctor;
 mod durable;
 mod embed;

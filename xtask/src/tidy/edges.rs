@@ -11,7 +11,7 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 22] = [
+const EDGES: [(&str, &[&str]); 23] = [
     ("smelt-random", &[]),
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
@@ -27,9 +27,17 @@ const EDGES: [(&str, &[&str]); 22] = [
     ("smelt-doctor", &["smelt-watch"]),
     ("smelt-store", &["smelt-plan", "smelt-random"]),
     ("smelt-engine", &["smelt-backend", "smelt-tensor"]),
+    ("smelt-cuda", &["smelt-backend", "smelt-random", "smelt-tensor"]),
     (
         "smelt-engine-build",
-        &["smelt-backend", "smelt-onnx", "smelt-tensor", "smelt-model", "smelt-engine"],
+        &[
+            "smelt-backend",
+            "smelt-onnx",
+            "smelt-tensor",
+            "smelt-model",
+            "smelt-engine",
+            "smelt-cuda",
+        ],
     ),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
     ("smelt-runtime", &["smelt-backend", "smelt-family", "smelt-plot", "smelt-watch"]),
@@ -50,6 +58,7 @@ const EDGES: [(&str, &[&str]); 22] = [
             "smelt-model",
             "smelt-backend",
             "smelt-engine",
+            "smelt-cuda",
             "smelt-engine-build",
             "smelt-runtime",
             "smelt-serve",
@@ -61,8 +70,8 @@ const EDGES: [(&str, &[&str]); 22] = [
 
 /// What opens and runs engines, and what makes them: a program that only serves links no exporter, quantiser or
 /// reference, and reads no checkpoints.
-pub(super) const RUNS: [&str; 5] =
-    ["smelt-tensor", "smelt-backend", "smelt-engine", "smelt-runtime", "smelt-serve"];
+pub(super) const RUNS: [&str; 6] =
+    ["smelt-tensor", "smelt-backend", "smelt-engine", "smelt-cuda", "smelt-runtime", "smelt-serve"];
 pub(super) const BUILDS: [&str; 3] = ["smelt-onnx", "smelt-model", "smelt-engine-build"];
 
 pub(super) fn check() -> Result<Vec<String>> {

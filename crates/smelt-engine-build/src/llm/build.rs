@@ -67,7 +67,8 @@ pub fn build_with(
     Ok(())
 }
 
-fn check_limits(llm: &Decoder, limits: Limits) -> Result<(), String> {
+/// Whether an engine of the model may have these limits.
+pub(super) fn check_limits(llm: &Decoder, limits: Limits) -> Result<(), String> {
     limits.check()?;
     let (asked, longest) = (limits.max_seq_len, llm.max_positions);
     if asked > longest {

@@ -3,6 +3,7 @@
 //! Knows nothing of where checkpoints come from, or of how engines compute.
 
 mod build;
+mod card;
 mod pack;
 mod size;
 
@@ -10,6 +11,7 @@ use smelt_engine::llm::LlmEngine;
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 
 pub use build::{build, build_with};
+pub use card::{build_for_card, kernel_set};
 pub use pack::{Unpacked, unpacked};
 pub use size::{LlmSize, size};
 pub use smelt_backend::Limits;

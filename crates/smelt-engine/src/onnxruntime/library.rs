@@ -10,8 +10,9 @@
 //! 4. `LD_LIBRARY_PATH` and the system's folders of libraries.
 
 use std::ffi::OsString;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use smelt_backend::installed;
 
 /// The variable that names the library before anything else.
 pub const VARIABLE: &str = "SMELT_ONNXRUNTIME";
@@ -28,8 +29,8 @@ const SYSTEM: [&str; 6] = [
     "/usr/lib",
     "/opt/onnxruntime/lib",
 ];
-/// Prefixes under which packages for every user are installed.
-const PREFIXES: [&str; 2] = ["/usr/local", "/usr"];
+/// The folder of its library in the package of Python.
+const PACKAGE: &str = "onnxruntime/capi";
 
 /// Why the library cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -80,63 +81,24 @@ fn find_by(
 ) -> Result<PathBuf, LibraryError> {
     for name in [VARIABLE, SHARED_VARIABLE] {
         if let Some(path) = variable(name).map(PathBuf::from) {
-            let found = if path.is_dir() { library_in(&path) } else { Some(path.clone()) };
+            let found =
+                if path.is_dir() { installed::library(&path, NAME) } else { Some(path.clone()) };
             let found = found.filter(|path| path.is_file());
             return found.ok_or(LibraryError::Misnamed { variable: name, path });
         }
     }
-    let packages = prefixes(variable).into_iter().flat_map(|prefix| packages(&prefix));
-    let paths = variable("LD_LIBRARY_PATH").unwrap_or_default();
-    let listed: Vec<PathBuf> = std::env::split_paths(&paths).collect();
-    let folders = packages.chain(listed).chain(system.iter().map(PathBuf::from));
-    folders.into_iter().find_map(|folder| library_in(&folder)).ok_or(LibraryError::Absent)
-}
-
-/// Prefixes of Python environments, the active one first.
-fn prefixes(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
-    let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"]
-        .into_iter()
-        .filter_map(variable)
-        .map(PathBuf::from)
-        .collect();
-    let path = variable("PATH").unwrap_or_default();
-    let python = std::env::split_paths(&path).find(|folder| folder.join("python3").exists());
-    prefixes.extend(python.and_then(|folder| Some(folder.parent()?.to_owned())));
-    prefixes.extend(variable("HOME").map(|home| PathBuf::from(home).join(".local")));
-    prefixes.extend(PREFIXES.map(PathBuf::from));
-    prefixes
-}
-
-/// Where the package lies in each Python under `prefix`.
-fn packages(prefix: &Path) -> Vec<PathBuf> {
-    let lib = prefix.join("lib");
-    let pythons = entries(&lib).into_iter().filter(|name| name.starts_with("python3"));
-    let site = |python: String| {
-        ["site-packages", "dist-packages"]
-            .map(|packages| lib.join(&python).join(packages).join("onnxruntime/capi"))
-    };
-    pythons.flat_map(site).collect()
-}
-
-/// The library in `folder`, the one with the last name where there are several versions.
-fn library_in(folder: &Path) -> Option<PathBuf> {
-    let is_library = |name: &String| {
-        name.strip_prefix(NAME).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-    };
-    entries(folder).into_iter().rfind(is_library).map(|name| folder.join(name))
-}
-
-/// The names in `folder`, sorted; none where it cannot be read.
-fn entries(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort_unstable();
-    names
+    let mut folders = installed::packages(variable, PACKAGE);
+    folders.extend(installed::listed(variable));
+    folders.extend(system.iter().map(PathBuf::from));
+    let mut found = folders.iter().filter_map(|folder| installed::library(folder, NAME));
+    found.next().ok_or(LibraryError::Absent)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
     use tempfile::TempDir;
 
@@ -183,15 +145,5 @@ mod tests {
         let wrong = [(VARIABLE, "nowhere.so"), ("VIRTUAL_ENV", "venv")];
         check(root, &wrong, Err("SMELT_ONNXRUNTIME names "));
         check(root, &[(VARIABLE, "venv")], Err("where no libonnxruntime.so is"));
-    }
-
-    #[test]
-    fn the_last_version_of_several_is_taken_and_nothing_that_is_merely_alike() {
-        let root = TempDir::new().unwrap();
-        put(root.path(), "libonnxruntime.so.1.18.0");
-        put(root.path(), "libonnxruntime.sock");
-        let last = put(root.path(), "libonnxruntime.so.1.23.2");
-        assert_eq!(library_in(root.path()), Some(last));
-        assert_eq!(library_in(&root.path().join("none")), None);
     }
 }

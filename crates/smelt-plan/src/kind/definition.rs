@@ -119,6 +119,10 @@ pub(crate) struct Definition {
     pub(super) by_path: &'static [&'static str],
     /// Fields that are no edges and enter no key.
     pub(super) unkeyed: &'static [&'static str],
+    /// Words of fields that enter no key: what was done before the field was there.
+    pub(super) implied: &'static [(&'static str, &'static str)],
+    /// What enters the key beside the params that choose it.
+    pub(super) made_with: fn(&Values) -> &'static [(&'static str, &'static str)],
     /// What makes a stage smaller that does not fit.
     pub(super) smaller: &'static str,
     /// What it holds in memory.
@@ -141,6 +145,8 @@ impl Definition {
             is_reproducible: Some(true),
             by_path: &[],
             unkeyed: &[],
+            implied: &[],
+            made_with: nothing_more,
             smaller: "an escalate step that does less at once",
             memory: unknown_memory,
             tensors: no_tensors,
@@ -152,6 +158,10 @@ impl Definition {
 
 fn unknown_memory(_: &Values) -> MemoryUse {
     MemoryUse::Unknown
+}
+
+fn nothing_more(_: &Values) -> &'static [(&'static str, &'static str)] {
+    &[]
 }
 
 fn no_tensors(_: &Values) -> TensorsHandled {

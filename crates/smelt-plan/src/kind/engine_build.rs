@@ -5,8 +5,8 @@ use serde::Deserialize;
 use super::definition::{
     Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, Values, field,
 };
-use super::words::{param, words};
-use super::{BACKEND, GRAPH, TACTICS};
+use super::words::{EngineTarget, only_processors, param, words};
+use super::{BACKEND, GRAPH, IMPLIED_TARGET, TACTICS, TARGET};
 
 words! {
     /// Who executes a graph.
@@ -36,6 +36,8 @@ pub struct EngineBuild {
     pub backend: GraphBackend,
     /// How products are computed.
     pub precision: GraphPrecision,
+    /// What runs it: processors alone, so far.
+    pub target: EngineTarget,
 }
 
 const FIELDS: &[Field] = &[
@@ -46,11 +48,13 @@ const FIELDS: &[Field] = &[
         Takes::Choice(GraphPrecision::WORDS),
         Absent::Word(GraphPrecision::F32.word()),
     ),
+    field(TARGET, Takes::Choice(EngineTarget::WORDS), Absent::Word(EngineTarget::Cpu.word())),
     field("tactics", TACTICS, Absent::Nothing),
 ];
 
 /// Version 5: small constants stay in ONNX Runtime's graphs; windows that overlap lie row by row.
 pub(super) const KIND: Definition = Definition {
+    implied: &[IMPLIED_TARGET],
     smaller: "split-head or externalize before it (graph-surgery), a smaller precision",
     memory,
     tensors: |_| TensorsHandled::All,
@@ -68,6 +72,9 @@ fn memory(params: &Values) -> MemoryUse {
 
 /// Precisions are the native engine's: another back end takes the graph as it is.
 fn conflict(params: &Values) -> Option<(String, String)> {
+    if let Some(refused) = only_processors(params, "graphs run on processors") {
+        return Some(refused);
+    }
     let backend: GraphBackend = param(params, BACKEND)?;
     let precision: GraphPrecision = param(params, "precision")?;
     let message = || {
@@ -96,5 +103,14 @@ mod tests {
         assert_eq!(refused("onnxruntime", "int8").as_deref(), Some("precision"));
         assert_eq!(refused("onnxruntime", "f32"), None);
         assert_eq!(refused("native", "int8"), None);
+    }
+
+    #[test]
+    fn graphs_run_on_processors() {
+        let of = |word: &str| conflict(&[(TARGET.to_owned(), Value::from(word))].into());
+        let (field, message) = of("cuda-sm87").unwrap();
+        assert_eq!(field, TARGET);
+        assert!(message.contains("cuda-sm87") && message.contains("processors"), "{message}");
+        assert_eq!(of("cpu"), None);
     }
 }

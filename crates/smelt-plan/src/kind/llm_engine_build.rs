@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use super::definition::{Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, field};
-use super::words::DecoderBackend;
-use super::{BACKEND, Kind, SEQ_LEN_MAX, SLOTS_MAX, TACTICS};
+use super::words::{DecoderBackend, EngineTarget, made_with};
+use super::{BACKEND, IMPLIED_TARGET, Kind, SEQ_LEN_MAX, SLOTS_MAX, TACTICS, TARGET};
 
 /// The params of a stage.
 #[derive(Debug, Clone, Deserialize)]
@@ -12,6 +12,8 @@ use super::{BACKEND, Kind, SEQ_LEN_MAX, SLOTS_MAX, TACTICS};
 pub struct LlmEngineBuild {
     /// Who executes the decoder.
     pub backend: DecoderBackend,
+    /// What runs it.
+    pub target: EngineTarget,
     /// Tokens of a prompt with its answer.
     pub max_seq_len: usize,
     /// Answers at once.
@@ -29,6 +31,7 @@ const FIELDS: &[Field] = &[
         Takes::Choice(DecoderBackend::WORDS),
         Absent::Word(DecoderBackend::Native.word()),
     ),
+    field(TARGET, Takes::Choice(EngineTarget::WORDS), Absent::Word(EngineTarget::Cpu.word())),
     field("max-seq-len", Takes::Count(1, SEQ_LEN_MAX), Absent::Number(1024)),
     field("max-slots", Takes::Count(1, SLOTS_MAX), Absent::Number(1)),
     field("tactics", TACTICS, Absent::Nothing),
@@ -39,6 +42,8 @@ const FIELDS: &[Field] = &[
 pub(super) const KIND: Definition = Definition {
     memory: |_| MemoryUse::Streams,
     tensors: |_| TensorsHandled::Llm,
+    implied: &[IMPLIED_TARGET],
+    made_with,
     smaller: "fewer max-slots, a shorter max-seq-len, a smaller scheme",
     ..Definition::new("llm-engine-build", 4, FIELDS)
 };

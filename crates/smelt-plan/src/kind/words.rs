@@ -6,7 +6,7 @@
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::Values;
+use super::{TARGET, Values};
 
 /// Declares an enum of words.  They are listed in its order in messages.
 macro_rules! words {
@@ -62,6 +62,47 @@ words! {
     }
 }
 
+words! {
+    /// What runs an engine.
+    EngineTarget {
+        /// Processors: every path of theirs is in one engine.
+        Cpu = "cpu",
+        /// NVIDIA's GPUs of compute capability 8.7: Jetson Orin.
+        CudaSm87 = "cuda-sm87",
+        /// Of 9.0: Hopper.
+        CudaSm90 = "cuda-sm90",
+        /// Of 11.0: Jetson Thor.
+        CudaSm110 = "cuda-sm110",
+    }
+}
+
+impl EngineTarget {
+    /// What makes engines for it, beside smelt's own code: kernels are a part of them, so their compiler's version and the
+    /// layout of weights that they read enter the keys.  Which GPU and driver a machine has does not.
+    pub const fn made_with(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Cpu => &[],
+            Self::CudaSm87 | Self::CudaSm90 => &[("compiler", "nvrtc 12.6.85"), LAYOUT],
+            Self::CudaSm110 => &[("compiler", "nvrtc 13.0.88"), LAYOUT],
+        }
+    }
+}
+
+/// The layout of weights that the kernels of this version read.
+const LAYOUT: (&str, &str) = ("layout", "1");
+
+/// What a stage's target is made with.
+pub(super) fn made_with(params: &Values) -> &'static [(&'static str, &'static str)] {
+    param::<EngineTarget>(params, TARGET).map_or(&[], EngineTarget::made_with)
+}
+
+/// The refusal of a target that is not the processors'; `why` says what is so.
+pub(super) fn only_processors(params: &Values, why: &str) -> Option<(String, String)> {
+    let target: EngineTarget = param(params, TARGET)?;
+    let message = || format!("\"target\": \"{}\" is not there yet: {why} alone", target.word());
+    (target != EngineTarget::Cpu).then(|| (TARGET.to_owned(), message()))
+}
+
 /// All params of a stage by their types, for `T` the params of its kind.
 ///
 /// # Errors
@@ -90,6 +131,14 @@ mod tests {
         }
         let why = serde_json::from_value::<FloatType>(json!("f64")).unwrap_err().to_string();
         assert!(why.contains("f64") && why.contains("bf16"), "{why}");
+    }
+
+    #[test]
+    fn only_engines_with_kernels_depend_on_a_compiler() {
+        let made = |word: &str| made_with(&Values::from([(TARGET.to_owned(), json!(word))]));
+        assert_eq!((made("cpu").len(), made_with(&Values::new()).len()), (0, 0));
+        assert_eq!(made("cuda-sm87"), made("cuda-sm90"), "the target itself is in the key");
+        assert_ne!(made("cuda-sm87"), made("cuda-sm110"));
     }
 
     #[test]

@@ -15,9 +15,11 @@ use smelt_runtime::accuracy::question;
 use smelt_runtime::accuracy::report::{Row, document, markdown};
 use smelt_runtime::accuracy::score::Tally;
 
+use super::open;
 use super::target::{self, Target};
 use crate::accuracy;
 use crate::atomic_dir::AtomicDir;
+use crate::cards;
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{AccuracyFlags, AccuracyOfFlags, BenchCommand};
@@ -112,6 +114,7 @@ fn measured(flags: &AccuracyFlags, target: &Target, logits: &Path) -> Result<Mea
     command.arg(&flags.questions).arg("--logits").arg(logits);
     command.args(flags.limit.map(|limit| format!("--limit={limit}")));
     command.args(flags.max_seq_len.map(|tokens| format!("--max-seq-len={tokens}")));
+    command.arg(format!("--device={}", flags.device));
     command.arg("--").arg(&target.dir);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
@@ -123,7 +126,7 @@ fn measured(flags: &AccuracyFlags, target: &Target, logits: &Path) -> Result<Mea
         let row = serde_json::from_slice(&ended.stdout);
         return row.map(Measured::Row).map_err(|error| failed(error.to_string()));
     }
-    let known = [Exit::Usage, Exit::BadModel, Exit::Bug];
+    let known = [Exit::Usage, Exit::BadModel, Exit::DoesNotFit, Exit::Bug];
     let exit = known.into_iter().find(|&exit| ended.status.code() == Some(exit as i32));
     exit.map(Measured::Failed).ok_or_else(|| failed(ended.status.to_string()))
 }
@@ -148,10 +151,12 @@ fn write(rows: &[Row], out: AtomicDir) -> Result<(), Failed> {
 /// The process of one deployment: prints its row as JSON.
 fn accuracy_of(flags: &AccuracyOfFlags) -> Result<Exit, Failed> {
     end_with_the_parent();
+    cards::want(flags.device);
     let questions = question::read(&flags.questions, flags.limit).map_err(Failed::usage)?;
     let folder = flags.questions.parent().unwrap_or(Path::new(""));
     let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
     let kv = KvOptions { max_seq_len, ..KvOptions::default() };
+    open::on_device(&flags.dir)?;
     let opened = accuracy::open(&flags.dir, kv)?;
     let against = accuracy::against(&flags.logits)?;
     let mut told = Instant::now();

@@ -25,6 +25,7 @@ use smelt_serve::films;
 
 use self::looking::Looking;
 use super::{open, target};
+use crate::cards;
 use crate::claim;
 use crate::console::{answer, tell, tell_all};
 use crate::exit::{Exit, Failed};
@@ -42,6 +43,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let sampling = settings(&flags.sampling, now.as_nanos() as u64 % SEEDS);
     sampling.check().map_err(Failed::usage)?;
     stop::check(&flags.sampling.stop).map_err(Failed::usage)?;
+    cards::want(flags.device);
     if let Some(prompt) = &flags.prompt {
         not_a_picture(prompt, &format!("smelt chat {}", flags.target.display()))?;
     }

@@ -4,10 +4,12 @@ use std::io::{self, BufRead, IsTerminal as _};
 use std::process::Command;
 
 use serde_json::json;
-use smelt_doctor::{Facts, Finding, Fix, Severity, judge};
+use smelt_cuda::{CardFacts, Sm, Target, nvrtc};
+use smelt_doctor::{Facts, Finding, Fix, Gpu, Gpus, Severity, judge};
 use smelt_exec::{Confinement, Way};
 
 use crate::console::{answer, tell, tell_raw};
+use crate::device;
 use crate::exit::{Exit, Failed};
 use crate::flags::DoctorFlags;
 use crate::load;
@@ -54,12 +56,41 @@ fn facts(flags: &DoctorFlags) -> Result<Facts, Failed> {
         let store = std::path::absolute(&store).unwrap_or(store);
         let confinement = Confinement::find().map_err(Failed::usage)?;
         let confined_by = confinement.way.map_or("none", Way::name);
-        return Ok(Facts::of_this_device(&store, confined_by, &confinement.unheld()));
+        let facts = Facts::of_this_device(&store, confined_by, &confinement.unheld());
+        return Ok(facts.with_gpus(gpus()));
     };
     if !root.is_dir() {
         return Err(Failed::usage(format!("--root {}: no such directory", root.display())));
     }
     Ok(Facts::of_captured(root))
+}
+
+/// What NVIDIA's driver says, and which compilers of kernels are here.
+fn gpus() -> Gpus {
+    let compilers = Target::ALL.into_iter().filter(|&target| nvrtc::find(target).is_ok());
+    let by = |target: Target| format!("{} by NVRTC {}", target.word(), target.toolkit().version);
+    let compilers = compilers.map(by).collect();
+    match smelt_cuda::cards() {
+        Ok(cards) => Gpus { cards: cards.iter().map(gpu).collect(), missing: None, compilers },
+        Err(why) => {
+            // Of machines without a GPU there is nothing to say.
+            let missing = device::seen().map(|_| why.to_string());
+            Gpus { cards: Vec::new(), missing, compilers }
+        }
+    }
+}
+
+fn gpu(card: &CardFacts) -> Gpu {
+    let Sm(sm) = card.sm;
+    Gpu {
+        name: card.name.clone(),
+        sm,
+        multiprocessors: card.multiprocessors,
+        memory_bytes: card.memory_bytes,
+        unified: card.unified,
+        driver: card.driver_version(),
+        target: Target::of(card.sm).map(|target| target.word().to_owned()),
+    }
 }
 
 /// A problem is an answer of the kind that `fsck` gives: something is wrong and has to be put right.

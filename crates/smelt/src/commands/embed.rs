@@ -4,11 +4,13 @@ use serde_json::json;
 use smelt_runtime::embed::Embedding;
 
 use super::{open, target};
+use crate::cards;
 use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::EmbedFlags;
 
 pub(crate) fn run(flags: &EmbedFlags) -> Result<Exit, Failed> {
+    cards::want(flags.device);
     let dir = target::ready(&flags.target, &flags.sets)?;
     open::expect(&dir, "embed", &flags.target)?;
     let encoder = open::encoder(&dir, &|_| ())?;

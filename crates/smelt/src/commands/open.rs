@@ -3,16 +3,17 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_backend::{KvOptions, MemoryPlace, MemoryReport};
+use smelt_backend::{Heading as EngineHeading, KvOptions, MemoryPlace, MemoryReport};
 use smelt_runtime::deployment::{self, Deployment, DeploymentError};
 use smelt_runtime::embed::{self, SentenceEncoder};
 use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::score::{self, CrossEncoder};
 
 use crate::built;
+use crate::cards::{self, Situation, Verdict};
 use crate::console;
-use crate::device::BACKENDS;
-use crate::exit::Failed;
+use crate::device::{self, BACKENDS};
+use crate::exit::{Exit, Failed};
 use crate::integrity;
 
 /// What a deployment says of itself, whatever it does.
@@ -81,6 +82,31 @@ pub(super) fn expect(dir: &Path, command: &str, target: &Path) -> Result<(), Fai
     }
 }
 
+/// Whether the engine of the deployment in `dir` that makes its answers runs where it was asked for; why it does not run on
+/// the GPU is told.
+pub(super) fn on_device(dir: &Path) -> Result<(), Failed> {
+    let engine = match heading(dir)?.does {
+        Does::Embeds => embed::read_spec(dir)?.encoder,
+        Does::Scores => score::read_spec(dir)?.encoder,
+        Does::Speaks => deployment::read_spec(dir)?.llm,
+    };
+    let target = |dir: &Path| EngineHeading::read(dir).map(|heading| heading.target);
+    let chosen = engine.chosen(BACKENDS, dir).and_then(|dir| target(&dir));
+    let engines = engine.paths(dir).iter().map(|dir| target(dir)).collect::<Result<Vec<_>, _>>();
+    let (chosen, engines) =
+        (chosen.map_err(DeploymentError::from)?, engines.map_err(DeploymentError::from)?);
+    let wanted = cards::wanted();
+    let situation = Situation { wanted, engines: &engines, chosen: &chosen, seen: device::seen() };
+    match cards::judge(&situation, cards::card) {
+        Verdict::Fine => Ok(()),
+        Verdict::Told(why) => {
+            console::tell(why);
+            Ok(())
+        }
+        Verdict::Refused(why) => Err(Failed::new(Exit::DoesNotFit, why)),
+    }
+}
+
 /// An engine's directory, and those of its grids where it has several.
 fn engines(dir: PathBuf) -> Vec<PathBuf> {
     let inside = fs::read_dir(&dir).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -108,6 +134,7 @@ pub(super) fn deployment(
     kv: KvOptions,
     doing: &dyn Fn(&str),
 ) -> Result<Deployment, Failed> {
+    on_device(dir)?;
     doing("opening the engines");
     let deployment = Deployment::open_with(BACKENDS, dir, kv)?;
     doing("comparing the engines with their digests");
@@ -118,6 +145,7 @@ pub(super) fn deployment(
 
 /// Opens the encoder in `dir` in the same way.
 pub(super) fn encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<SentenceEncoder, Failed> {
+    on_device(dir)?;
     doing("opening the engine");
     let encoder = SentenceEncoder::open(BACKENDS, dir)?;
     doing("comparing the engine with its digests");
@@ -128,6 +156,7 @@ pub(super) fn encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<SentenceEncode
 
 /// Opens the cross-encoder in `dir` in the same way.
 pub(super) fn cross_encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<CrossEncoder, Failed> {
+    on_device(dir)?;
     doing("opening the engine");
     let encoder = CrossEncoder::open(BACKENDS, dir)?;
     doing("comparing the engine with its digests");

@@ -21,6 +21,7 @@ use smelt_serve::{
 
 use super::open::{self, Does, Heading};
 use super::target;
+use crate::cards;
 use crate::claim;
 use crate::console::{answer, begin_log, tell, warn};
 use crate::exit::{Exit, Failed};
@@ -37,6 +38,7 @@ const CONTEXTS_PER_ANSWER: usize = 2;
 
 pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     let (options, warnings) = options(flags)?;
+    cards::want(flags.device);
     if flags.model_name.len() > flags.targets.len() {
         return Err(Failed::usage("--model-name is given more often than there are models"));
     }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use smelt_load::plan::{Lengths, Mix};
 
+use crate::cards::DeviceChoice;
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum BenchCommand {
     /// Ask deployments questions with known answers: how right, how fast, how large, side by side
@@ -42,6 +44,9 @@ pub(crate) struct AccuracyFlags {
     /// deployment says, else what its engine was built for)
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) max_seq_len: Option<u32>,
+    /// What runs them: the GPU where card and engine agree (auto), the processors, or a card by its number, as in cuda:1
+    #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
+    pub(crate) device: DeviceChoice,
     /// Print one JSON document instead of the table
     #[arg(long)]
     pub(crate) json: bool,
@@ -131,6 +136,8 @@ pub(crate) struct AccuracyOfFlags {
     pub(crate) limit: Option<usize>,
     #[arg(long)]
     pub(crate) max_seq_len: Option<u32>,
+    #[arg(long, default_value_t)]
+    pub(crate) device: DeviceChoice,
     /// Where the first deployment's logits are written, and read for the others
     #[arg(long)]
     pub(crate) logits: PathBuf,

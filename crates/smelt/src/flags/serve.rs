@@ -13,6 +13,7 @@ use smelt_runtime::service::KvMemory;
 use smelt_serve::HeaderValue;
 
 use super::{ImageFlags, kv_type};
+use crate::cards::DeviceChoice;
 
 /// More answers at once than this is a mistake: each has keys and values of its own.
 const BATCH_MAX: usize = 256;
@@ -44,6 +45,9 @@ pub(crate) struct ServeFlags {
     /// A chat template (Jinja) in the place of the deployments' own
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
+    /// What runs it: the GPU where card and engine agree (auto), the processors, or a card by its number, as in cuda:1
+    #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
+    pub(crate) device: DeviceChoice,
     #[command(flatten)]
     pub(crate) doors: DoorFlags,
     #[command(flatten)]

@@ -31,7 +31,7 @@ use super::request::{Request, say};
 use super::{Worker, refusal};
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::{Beside, MADE_DIR};
-use crate::device::BACKENDS;
+use crate::device::{BACKENDS, LOOKING};
 use crate::exit::{Exit, Failed};
 use crate::photographs;
 use crate::seeing::cutting_by;
@@ -70,7 +70,7 @@ fn chosen(request: &Request, field: &str) -> Result<Option<PathBuf>, Failed> {
         return Ok(None);
     }
     let file = request.out.join(deployment::DEPLOYMENT_FILE);
-    BACKENDS.choose(&file, &dirs).map(|dir| Some(dir.to_owned())).map_err(Failed::model)
+    LOOKING.choose(&file, &dirs).map(|dir| Some(dir.to_owned())).map_err(Failed::model)
 }
 
 /// The engines that a field names, as the deployment will name them.
@@ -205,12 +205,19 @@ fn chat(request: &Request) -> Result<(), Failed> {
     let mut phases = Phases::new(vec![1.0, 3.0, 6.0]);
     say(&phases.begin("opening the engines"));
     let at = place(request.input("llm")?);
-    let opened = Deployment::open_at(BACKENDS, [&request.out, &at], KvOptions::default());
+    let llm = chosen(request, "llm")?.map_or(Ok(true), |dir| BACKENDS.runs(&dir));
+    let is_here = llm.map_err(Failed::model)?;
+    let backends = if is_here { BACKENDS } else { LOOKING };
+    let opened = Deployment::open_at(backends, [&request.out, &at], KvOptions::default());
     let mut opened = opened.map_err(Failed::model)?;
     // `verify` may be of other engines, and knows no CLIP.
     say(&phases.next(COMPARING));
     opened.verify_digests().map_err(Failed::invalid)?;
     phases.next("");
+    if !is_here {
+        say("the decoder is for a card that is not here: it is tried where it runs");
+        return Ok(());
+    }
     let told = &mut |done: f64, what: &str| {
         say(&phases.line(&format!("[{:.0}/100] {what}", done * 100.0)));
     };
@@ -365,7 +372,7 @@ fn costs(request: &Request, checkpoint: &Checkpoint, spec: &Spec) -> Option<Vec<
     let vision = vision::Vision::new(spec.image.clone()?, engines).ok()?;
     let built_for = || {
         let dir = chosen(request, "llm").ok()??;
-        let engine = BACKENDS.decoder(&dir, KvOptions::default()).ok()?;
+        let engine = LOOKING.decoder(&dir, KvOptions::default()).ok()?;
         Some(engine.facts().built_for.max_seq_len)
     };
     let context = spec.serving.max_seq_len.or_else(built_for)?;

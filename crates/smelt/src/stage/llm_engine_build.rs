@@ -1,23 +1,71 @@
 //! `llm-engine-build`: a checkpoint's decoder as an engine.
 
-use smelt_engine_build::llm;
+use smelt_backend::KvType;
+use smelt_cuda::Target;
+use smelt_cuda::decoder::KernelImage;
+use smelt_cuda::kernels::page::HeadShape;
+use smelt_cuda::kernels::source::{KernelSet, source};
+use smelt_cuda::nvrtc::{self, CompileError, Source};
+use smelt_engine_build::llm::{self, Limits};
+use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::kind::llm_engine_build::LlmEngineBuild;
 use smelt_plan::kind::words::DecoderBackend;
 
 use super::request::{Request, say};
 use super::{Worker, refusal};
-use crate::exit::Failed;
+use crate::exit::{Exit, Failed};
 
-pub(super) const WORKER: Worker = Worker { refusal: Some(refusal::of_decoder), ..Worker::new(run) };
+pub(super) const WORKER: Worker =
+    Worker { refusal: Some(refusal::of_decoder), compiles_kernels: true, ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let params: LlmEngineBuild = request.typed()?;
-    let limits = llm::Limits { max_seq_len: params.max_seq_len, max_slots: params.max_slots };
-    let built = match params.backend {
-        DecoderBackend::Native => {
-            llm::build_with(&checkpoint, limits, request.tactics()?, &request.out, &mut say)
+    let limits = Limits { max_seq_len: params.max_seq_len, max_slots: params.max_slots };
+    let tactics = request.tactics()?;
+    match (params.backend, Target::parse(params.target.word())) {
+        (DecoderBackend::Native, None) => {
+            let built = llm::build_with(&checkpoint, limits, tactics, &request.out, &mut say);
+            built.map_err(Failed::model)
+        }
+        (DecoderBackend::Native, Some(_)) if tactics.is_some() => Err(Failed::new(
+            Exit::BadPipeline,
+            "\"tactics\" are those of processors; leave them out of an engine for GPUs",
+        )),
+        (DecoderBackend::Native, Some(target)) => for_card(&checkpoint, limits, target, request),
+    }
+}
+
+/// Compiles the kernels that the checkpoint's weights need, then packs them.
+fn for_card(
+    checkpoint: &Checkpoint,
+    limits: Limits,
+    target: Target,
+    request: &Request,
+) -> Result<(), Failed> {
+    let set = llm::kernel_set(checkpoint, KvType::F16).map_err(Failed::model)?;
+    say(&format!("compiling kernels for {}", target.sm()));
+    let bytes = HeadShape { kind: KvType::Int8, ..set.head };
+    let image = compiled(&set, target)?;
+    let int8 = compiled(&KernelSet { forms: Vec::new(), head: bytes }, target)?;
+    let kernels = KernelImage { target, image: &image, int8: Some(&int8) };
+    let built = llm::build_for_card(checkpoint, limits, kernels, &request.out, &mut say);
+    built.map_err(Failed::model)
+}
+
+/// The code of a set of kernels for a card.
+fn compiled(set: &KernelSet, target: Target) -> Result<Vec<u8>, Failed> {
+    let text = Source { name: "decoder.cu".to_owned(), text: source(set), defines: Vec::new() };
+    Ok(nvrtc::compile(&text, target, None).map_err(not_compiled)?.image)
+}
+
+/// A compiler that is not here can be installed; kernels that it refuses are a fault of smelt's.
+fn not_compiled(error: CompileError) -> Failed {
+    let exit = match error {
+        CompileError::NoCompiler(_) => Exit::DoesNotFit,
+        CompileError::Refused { .. } | CompileError::Slow { .. } | CompileError::Odd { .. } => {
+            Exit::StageFailed
         }
     };
-    built.map_err(Failed::model)
+    Failed::new(exit, error)
 }

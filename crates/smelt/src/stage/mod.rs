@@ -40,6 +40,8 @@ pub(crate) struct Worker {
     run: fn(&Request) -> Result<(), Failed>,
     /// Whether it executes graphs, for which ONNX Runtime is looked for.
     executes_graphs: bool,
+    /// Whether it compiles kernels, for which NVRTC is looked for.
+    compiles_kernels: bool,
     /// What it computes, where that is worth a word before a run.
     pub(crate) products: Option<Products>,
     /// Whether it can be refused before it is built, and why.
@@ -48,7 +50,7 @@ pub(crate) struct Worker {
 
 impl Worker {
     const fn new(run: fn(&Request) -> Result<(), Failed>) -> Self {
-        Self { run, executes_graphs: false, products: None, refusal: None }
+        Self { run, executes_graphs: false, compiles_kernels: false, products: None, refusal: None }
     }
 }
 

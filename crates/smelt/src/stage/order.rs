@@ -1,11 +1,13 @@
 //! Turns a task into a program to run: smelt itself for its own kinds, any program for `command`.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use smelt_cuda::{Target, driver, nvrtc};
 use smelt_engine::onnxruntime;
 use smelt_exec::{ProcessSpec, Task};
 use smelt_hub::Settings;
@@ -38,7 +40,9 @@ fn native(task: &Task<'_>, worker: &Worker) -> ProcessSpec {
             file: pin.file.clone(),
         }),
     };
-    let libraries = worker.executes_graphs.then(onnxruntime).flatten();
+    let runtime = worker.executes_graphs.then(onnxruntime).flatten();
+    let compilers = worker.compiles_kernels.then(compilers).flatten();
+    let libraries = runtime.into_iter().chain(compilers).chain(driver());
     let (fetching, writes) = if request.fetch.is_some() { hub() } else { Default::default() };
     ProcessSpec {
         argv: ["/proc/self/exe", "stage", "work", task.stage.name.as_str()]
@@ -63,6 +67,27 @@ fn onnxruntime() -> Option<(String, String)> {
     let path = named.or_else(|| Some(onnxruntime::find().ok()?.into_os_string()))?;
     let path = std::path::absolute(&path).ok()?.into_os_string();
     Some((onnxruntime::VARIABLE.to_owned(), path.into_string().ok()?))
+}
+
+/// Where the worker finds the compilers of kernels, in the same way.
+fn compilers() -> Option<(String, String)> {
+    let found = || {
+        let all: BTreeSet<PathBuf> =
+            Target::ALL.into_iter().filter_map(|target| nvrtc::find(target).ok()).collect();
+        (!all.is_empty()).then(|| env::join_paths(all).ok()).flatten()
+    };
+    let named = env::var_os(nvrtc::VARIABLE).filter(|name| !name.is_empty());
+    let paths = named.or_else(found)?;
+    let absolute = env::split_paths(&paths).map(|path| std::path::absolute(&path).unwrap_or(path));
+    let paths = env::join_paths(absolute).ok()?;
+    Some((nvrtc::VARIABLE.to_owned(), paths.into_string().ok()?))
+}
+
+/// Where the driver of GPUs is, if somebody named it; else its usual folders are asked.
+fn driver() -> Option<(String, String)> {
+    let named = env::var_os(driver::VARIABLE).filter(|name| !name.is_empty())?;
+    let path = std::path::absolute(&named).ok()?.into_os_string();
+    Some((driver::VARIABLE.to_owned(), path.into_string().ok()?))
 }
 
 /// How the worker finds the hub, its cache and the token, and where it writes: what it fetches goes

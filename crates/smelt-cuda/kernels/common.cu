@@ -1,0 +1,147 @@
+// What all kernels share: instructions that C has no words for, and numbers in half precision.
+//
+// No header is included, so that NVRTC alone compiles this.  Constants in capitals come from Rust as definitions.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define KERNEL extern "C" __global__
+
+// Largest number of half precision.
+#define HALF_MAX 65504.0f
+
+// Lets the launch behind this one begin, and waits until the one before has ended and what it wrote is seen.
+// Weights may be read before; whatever a launch writes may not.
+__device__ __forceinline__ void wait_for_earlier() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ u16 half_bits(float x) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+// The nearest half, held inside the range; what is no number stays none.
+__device__ __forceinline__ u16 held_half(float x) {
+    x = x > HALF_MAX ? HALF_MAX : x;
+    x = x < -HALF_MAX ? -HALF_MAX : x;
+    return half_bits(x);
+}
+
+__device__ __forceinline__ float half_value(u16 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+
+__device__ __forceinline__ u32 pair(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
+
+__device__ __forceinline__ u32 held_pair(float low, float high) { return pair(held_half(low), held_half(high)); }
+
+__device__ __forceinline__ float low_value(u32 both) { return half_value((u16)both); }
+__device__ __forceinline__ float high_value(u32 both) { return half_value((u16)(both >> 16)); }
+
+// a - b and a * b + c on two halves at once.
+__device__ __forceinline__ u32 sub2(u32 a, u32 b) {
+    u32 d;
+    asm("sub.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+__device__ __forceinline__ u32 fma2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// (a & b) | c
+__device__ __forceinline__ u32 and_or(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+// 2 to the power of x, off by two units in the last place at most.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#define LOG2_E 1.44269504088896341f
+
+// gate / (1 + exp(-gate)) * up
+__device__ __forceinline__ float swiglu_of(float gate, float up) {
+    float below = __fadd_rn(1.0f, exp2_fast(__fmul_rn(gate, -LOG2_E)));
+    return __fmul_rn(__fdiv_rn(gate, below), up);
+}
+
+// c += a * b of 16 rows, 8 columns and 16 products each, on halves with sums of f32.
+__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Four tiles of 8 x 8 halves; lane 8i + r names row r of tile i.
+__device__ __forceinline__ void load_tiles(u32 (&d)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void load_tiles_turned(u32 (&d)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(at) : "memory");
+}
+
+// A tile of 8 x 8 halves with rows and columns changed.
+__device__ __forceinline__ u32 turned(u32 a) {
+    u32 d;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a));
+    return d;
+}
+
+// Copies 16 bytes to shared memory, or zeros where they do not count; the source is read only if they do.
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool counts) {
+    u32 bytes = counts ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void await_copies() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
+}
+
+__device__ __forceinline__ void store16(u32 to, uint4 four) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};"
+                 :: "r"(to), "r"(four.x), "r"(four.y), "r"(four.z), "r"(four.w) : "memory");
+}
+
+// Weights, which are read once: not kept in the first cache.
+__device__ __forceinline__ uint4 load_once(const uint4* at) {
+    uint4 d;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w) : "l"(at));
+    return d;
+}
+
+__device__ __forceinline__ u32 word_of(const uint4& four, int index) {
+    return index == 0 ? four.x : index == 1 ? four.y : index == 2 ? four.z : four.w;
+}
+
+// Sum over the lanes of a warp, the same in each.
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) x = __fadd_rn(x, __shfl_xor_sync(~0u, x, apart));
+    return x;
+}
+
+// Activations lie in blocks of 8 tokens by 8 numbers, [k / 64][tokens / 8][8 blocks][8 tokens][8 numbers]: the index of a half.
+__device__ __forceinline__ u32 activation_at(u32 k, u32 token, u32 eights) {
+    return (((k / 64) * eights + token / 8) * 8 + k % 64 / 8) * 64 + token % 8 * 8 + k % 8;
+}

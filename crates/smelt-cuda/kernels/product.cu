@@ -1,0 +1,458 @@
+// Products of packed weights and activations on tensor cores.
+//
+// Weights are the row operand, tokens the columns, so a token's result does not depend on others.  The sum of a group of
+// columns is a chain of products from zero; scaled sums of groups join in the order of groups, in f32:
+//     y = fma(p_last, s_last, ... fma(p_1, s_1, fma(p_0, s_0, 0)))
+// Every kernel keeps that order, so all give the same bits for any number of tokens, tile and split.
+
+#define SCALE_NONE 0
+#define SCALE_F16 1
+// An f16 for each span of columns times a signed byte for each group.
+#define SCALE_FACTORS 2
+
+// What a result becomes.
+#define STORE 0
+#define ADD 1
+#define SWIGLU 2
+
+// Columns that one warp of a kernel for few tokens takes at a time.
+#define UNIT 128
+
+// A form of weights: bits of a level, columns of a group, how scales lie, whether there are zero points, minima.
+template <int BITS_, int GROUP_, int SCALE_, bool ZEROS_, bool MINS_> struct Form {
+    static constexpr int BITS = BITS_, GROUP = GROUP_, SCALE = SCALE_;
+    static constexpr bool ZEROS = ZEROS_, MINS = MINS_;
+    // Columns of the 16 bytes that a lane reads at once.
+    static constexpr int COLUMNS = 256 / BITS_;
+};
+
+struct Product {
+    const uint4* weights;     // [rows / 64][k / COLUMNS][4 tiles][32 lanes]
+    const void* scales;       // [rows / 64][k / GROUP][8][4 tiles][row g, row g + 8]
+    const u8* zeros;          // the same, bytes
+    const void* mins;         // as scales
+    const void* spans;        // f16 of factors, [rows / 64][k / 256][8][4][2]
+    const void* min_spans;
+    const float* row_scales;  // [rows]
+    const float* bias;        // [rows]
+    const u32* x;             // halves in blocks, [k / 64][tokens / 8][8][8][8]
+    const float* sums;        // [k / GROUP][tokens / 8 * 8], sums of activations, where there are minima
+    void* out;                // f32 [tokens][stride], or halves in blocks
+    u32 tokens, rows, padded_rows, columns, stride, mode;
+};
+
+#define PRODUCT_PARAMETERS                                                                                   \
+    const uint4 *__restrict__ weights, const void *__restrict__ scales, const u8 *__restrict__ zeros,        \
+        const void *__restrict__ mins, const void *__restrict__ spans, const void *__restrict__ min_spans,   \
+        const float *__restrict__ row_scales, const float *__restrict__ bias, const u32 *x,                  \
+        const float *sums, void *out, u32 tokens, u32 rows, u32 padded_rows, u32 columns, u32 stride, u32 mode
+#define PRODUCT_ARGUMENTS                                                                                    \
+    { weights, scales, zeros, mins, spans, min_spans, row_scales, bias, x, sums, out, tokens, rows,          \
+      padded_rows, columns, stride, mode }
+
+// Columns that share an f16 where scales are factors.
+#define SPAN_COLUMNS 256
+
+// Where the number of a row of a 64-row piece in a group lies.
+__device__ __forceinline__ u32 group_at(u32 row, u32 group, u32 groups) {
+    u32 inside = row % 64;
+    return ((row / 64 * groups + group) * 8 + inside % 8) * 8 + inside / 16 * 2 + inside % 16 / 8;
+}
+
+// Where the first lane's 16 bytes of a tile of 16 rows lie.
+template <class F> __device__ __forceinline__ u64 weights_at(const Product& p, u32 tile, u32 read) {
+    return (((u64)(tile / 4) * (p.columns / F::COLUMNS) + read) * 4 + tile % 4) * 32;
+}
+
+// The scale, or the minimum, of a row in a group.
+template <class F> __device__ __forceinline__ float group_number(
+    const void* numbers, const void* spans, u32 row, u32 group, u32 columns) {
+    u32 at = group_at(row, group, columns / F::GROUP);
+    if (F::SCALE == SCALE_F16) return half_value(((const u16*)numbers)[at]);
+    u32 span = group_at(row, group * F::GROUP / SPAN_COLUMNS, columns / SPAN_COLUMNS);
+    return half_value(((const u16*)spans)[span]) * (float)((const signed char*)numbers)[at];
+}
+
+// The numbers of rows g and g + 8 of TILES tiles of 16 rows, from tile `tile` of a 64-row piece on.
+template <class F, int TILES> __device__ __forceinline__ void group_numbers(
+    float (&out)[TILES][2], const void* numbers, const void* spans, u32 row, u32 group, u32 columns, u32 g) {
+    u32 at = group_at(row, group, columns / F::GROUP) + g * 8;
+    if (F::SCALE == SCALE_F16) {
+        const u32* pairs = (const u32*)((const u16*)numbers + at);
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            u32 both = __ldg(pairs + i);
+            out[i][0] = low_value(both), out[i][1] = high_value(both);
+        }
+    } else if (F::SCALE == SCALE_FACTORS) {
+        u32 span = group_at(row, group * F::GROUP / SPAN_COLUMNS, columns / SPAN_COLUMNS) + g * 8;
+        const signed char* factors = (const signed char*)numbers + at;
+        const u16* halves = (const u16*)spans + span;
+#pragma unroll
+        for (int i = 0; i < 2 * TILES; i++) out[i / 2][i % 2] = half_value(halves[i]) * (float)factors[i];
+    }
+}
+
+// The rows operand of one k-step (16 columns) out of what a lane read; `step` counts inside of it.
+struct Fragment { u32 a0, a1, a2, a3; };
+
+// `zeros` are the zero points of rows g and g + 8.
+template <class F> __device__ __forceinline__ Fragment unpack(const uint4& read, int step, const u32 (&zeros)[2]) {
+    Fragment f;
+    if (F::BITS == 16) {
+        f.a0 = read.x, f.a1 = read.y, f.a2 = read.z, f.a3 = read.w;
+    } else if (F::BITS == 8) {
+        // A byte below 0x64 is the half 1024 + byte; 1152 below that is the level.
+        u32 first = word_of(read, 2 * step), second = word_of(read, 2 * step + 1);
+        f.a0 = sub2(__byte_perm(first, 0x64646464, 0x4140), 0x64806480);
+        f.a1 = sub2(__byte_perm(first, 0x64646464, 0x4342), 0x64806480);
+        f.a2 = sub2(__byte_perm(second, 0x64646464, 0x4140), 0x64806480);
+        f.a3 = sub2(__byte_perm(second, 0x64646464, 0x4342), 0x64806480);
+    } else {
+        // A nibble in the lowest bits of 0x6400 is the half 1024 + nibble, four bits higher 1024 + 16 nibble.
+        u32 word = word_of(read, step), above = word >> 8;
+        // Halves 1024 + zero of row g, -(64 + zero) of row g + 8.
+        u32 low = 0x64086408, high = 0xD480D480;
+        if (F::ZEROS) low = 0x64006400 + zeros[0] * 0x00010001, high = 0xD400D400 + zeros[1] * 0x00100010;
+        if (F::MINS) low = 0x64006400, high = 0xD400D400;
+        const u32 sixteenth = 0x2C002C00;
+        f.a0 = sub2(and_or(word, 0x000F000F, 0x64006400), low);
+        f.a1 = fma2(and_or(word, 0x00F000F0, 0x64006400), sixteenth, high);
+        f.a2 = sub2(and_or(above, 0x000F000F, 0x64006400), low);
+        f.a3 = fma2(and_or(above, 0x00F000F0, 0x64006400), sixteenth, high);
+    }
+    return f;
+}
+
+template <class F> __device__ __forceinline__ void zero_points(u32 (&zeros)[2], const Product& p, u32 row, u32 group, u32 g) {
+    if (F::ZEROS) {
+        u32 at = group_at(row, group, p.columns / F::GROUP) + g * 8;
+        u32 both = __ldg((const u16*)(p.zeros + at));
+        zeros[0] = both & 255, zeros[1] = both >> 8;
+    }
+}
+
+// The last steps of a result.
+__device__ __forceinline__ float finished(const Product& p, float y, u32 row) {
+    if (p.row_scales) y = __fmul_rn(y, __ldg(p.row_scales + row));
+    if (p.bias) y = __fadd_rn(y, __ldg(p.bias + row));
+    return y;
+}
+
+__device__ __forceinline__ void put(const Product& p, float y, u32 row, u32 token) {
+    if (row >= p.rows || token >= p.tokens) return;
+    float* at = (float*)p.out + (u64)token * p.stride + row;
+    y = finished(p, y, row);
+    *at = p.mode == ADD ? __fadd_rn(*at, y) : y;
+}
+
+// For few tokens: a block takes TILES * 16 rows; warp w takes units w, w + WARPS, .. of columns.  Sums of groups meet in
+// shared memory, where each result has one thread that adds them in order.
+template <class F, int EIGHTS, int TILES, int WARPS> __device__ __forceinline__ void product_few(const Product& p) {
+    constexpr int READS = UNIT / F::COLUMNS, GROUPS = UNIT / F::GROUP;
+    constexpr int RESULTS = TILES * EIGHTS * 128, OWN = (RESULTS + WARPS * 32 - 1) / (WARPS * 32);
+    extern __shared__ float shared[];
+    float* parts = shared;                                    // [WARPS * GROUPS][RESULTS]
+    float* scales = shared + WARPS * GROUPS * RESULTS;        // [WARPS * GROUPS][TILES * 16]
+    float* mins = scales + WARPS * GROUPS * TILES * 16;       // the same
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
+    const u32 first_row = blockIdx.x * TILES * 16;
+    const u32 units = p.columns / UNIT, eights = (p.tokens + 7) / 8;
+    const uint4* own = p.weights + weights_at<F>(p, first_row / 16, 0) + lane;
+
+    uint4 now[TILES][READS], next[TILES][READS];
+    auto load = [&](uint4 (&to)[TILES][READS], u32 unit) {
+#pragma unroll
+        for (int i = 0; i < READS; i++)
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++)
+                to[tile][i] = load_once(own + (unit * READS + i) * 128 + tile * 32);
+    };
+    if (warp < units) load(now, warp);
+
+    float y[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) y[i] = 0.0f;
+    wait_for_earlier();
+
+    for (u32 base = 0; base < units; base += WARPS) {
+        const u32 unit = base + warp;
+        if (unit < units) {
+            const bool more = unit + WARPS < units;
+            if (more) load(next, unit + WARPS);
+            constexpr int GROUP_STEPS = F::GROUP / 16, READ_STEPS = F::COLUMNS / 16;
+            float sums[TILES][EIGHTS][4];
+            u32 zeros[TILES][2];
+#pragma unroll
+            for (int step = 0; step < UNIT / 16; step++) {
+                const u32 slot = warp * GROUPS + step / GROUP_STEPS, group = unit * GROUPS + step / GROUP_STEPS;
+                if (step % GROUP_STEPS == 0) {
+                    if (lane < TILES * 16) {
+                        const u32 at = slot * TILES * 16 + lane, row = first_row + lane;
+                        if (F::SCALE != SCALE_NONE) scales[at] = group_number<F>(p.scales, p.spans, row, group, p.columns);
+                        if (F::MINS) mins[at] = group_number<F>(p.mins, p.min_spans, row, group, p.columns);
+                    }
+#pragma unroll
+                    for (int tile = 0; tile < TILES; tile++) zero_points<F>(zeros[tile], p, first_row + tile * 16, group, g);
+#pragma unroll
+                    for (int i = 0; i < TILES * EIGHTS * 4; i++) sums[i / 4 / EIGHTS][i / 4 % EIGHTS][i % 4] = 0.0f;
+                }
+                Fragment a[TILES];
+#pragma unroll
+                for (int tile = 0; tile < TILES; tile++)
+                    a[tile] = unpack<F>(now[tile][step / READ_STEPS], step % READ_STEPS, zeros[tile]);
+                const u32 k64 = unit * 2 + step / 4;
+#pragma unroll
+                for (int eight = 0; eight < EIGHTS; eight++) {
+                    u32 b0 = 0, b1 = 0;
+                    if (eight < eights) {
+                        const u32 at = ((k64 * eights + eight) * 8 + step % 4 * 2) * 32 + lane;
+                        b0 = p.x[at], b1 = p.x[at + 32];
+                    }
+#pragma unroll
+                    for (int tile = 0; tile < TILES; tile++)
+                        mma(sums[tile][eight], a[tile].a0, a[tile].a1, a[tile].a2, a[tile].a3, b0, b1);
+                }
+                if (step % GROUP_STEPS == GROUP_STEPS - 1) {
+                    float* to = parts + slot * RESULTS + lane;
+#pragma unroll
+                    for (int i = 0; i < TILES * EIGHTS * 4; i++) to[i * 32] = sums[i / 4 / EIGHTS][i / 4 % EIGHTS][i % 4];
+                }
+            }
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+                for (int i = 0; i < READS; i++) now[tile][i] = next[tile][i];
+        }
+        __syncthreads();
+        const u32 present = (units - base < WARPS ? units - base : WARPS) * GROUPS;
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const u32 result = threadIdx.x + i * WARPS * 32;
+            if (result < RESULTS) {
+                const u32 c = result / 32 % 4, other = result % 32, eight = result / 128 % EIGHTS;
+                const u32 row = result / 128 / EIGHTS * 16 + other / 4 + c / 2 * 8;
+                const u32 token = eight * 8 + other % 4 * 2 + c % 2;
+                for (u32 slot = 0; slot < present; slot++) {
+                    float part = parts[slot * RESULTS + result];
+                    if (F::SCALE == SCALE_NONE) y[i] = __fadd_rn(y[i], part);
+                    else y[i] = __fmaf_rn(part, scales[slot * TILES * 16 + row], y[i]);
+                    if (F::MINS && token < eights * 8) {
+                        float sum = p.sums[(u64)(base * GROUPS + slot) * (eights * 8) + token];
+                        y[i] = __fmaf_rn(-sum, mins[slot * TILES * 16 + row], y[i]);
+                    }
+                }
+            }
+        }
+        __syncthreads();
+    }
+
+    if (p.mode != SWIGLU) {
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const u32 result = threadIdx.x + i * WARPS * 32;
+            if (result < RESULTS) {
+                const u32 c = result / 32 % 4, other = result % 32, eight = result / 128 % EIGHTS;
+                const u32 row = first_row + result / 128 / EIGHTS * 16 + other / 4 + c / 2 * 8;
+                put(p, y[i], row, eight * 8 + other % 4 * 2 + c % 2);
+            }
+        }
+        return;
+    }
+    // Rows 0 to 7 of a tile are gates, 8 to 15 what they are multiplied with.
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const u32 result = threadIdx.x + i * WARPS * 32;
+        if (result < RESULTS) {
+            const u32 c = result / 32 % 4, row = first_row + result / 128 / EIGHTS * 16 + result % 32 / 4 + c / 2 * 8;
+            parts[result] = finished(p, y[i], row);
+        }
+    }
+    __syncthreads();
+    for (u32 at = threadIdx.x; at < TILES * EIGHTS * 64; at += WARPS * 32) {
+        // Eight numbers of a token lie together.
+        const u32 tile = at / 64 / EIGHTS, eight = at / 64 % EIGHTS, inside = at % 8, token = at % 64 / 8;
+        if (eight < eights) {
+            const u32 result = ((tile * EIGHTS + eight) * 4 + token % 2) * 32 + inside * 4 + token / 2;
+            const u32 k = (first_row / 16 + tile) * 8 + inside;
+            ((u16*)p.out)[activation_at(k, eight * 8 + token, eights)] =
+                held_half(swiglu_of(parts[result], parts[result + 64]));
+        }
+    }
+}
+
+// For many tokens: a block takes ROW_WARPS * TILES * 16 rows by COLUMN_WARPS * EIGHTS * 8 tokens, and columns in stages of 64
+// that are copied ahead.
+template <class F, int TILES, int EIGHTS, int ROW_WARPS, int COLUMN_WARPS, int STAGES>
+__device__ __forceinline__ void product_many(const Product& p) {
+    constexpr int THREADS = ROW_WARPS * COLUMN_WARPS * 32;
+    constexpr int ROW_TILES = ROW_WARPS * TILES, TOKEN_EIGHTS = COLUMN_WARPS * EIGHTS;
+    constexpr int READS = 64 / F::COLUMNS, STEPS = F::COLUMNS / 16;
+    constexpr int ROW_BYTES = READS * ROW_TILES * 512, STAGE_BYTES = ROW_BYTES + TOKEN_EIGHTS * 1024;
+    constexpr int GROUP_STEPS = F::GROUP / 16 < 4 ? F::GROUP / 16 : 4;
+    extern __shared__ __align__(128) u8 stages[];
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const u32 first_tile = blockIdx.x * ROW_TILES, first_eight = blockIdx.y * TOKEN_EIGHTS;
+    const u32 tiles = p.padded_rows / 16, eights = (p.tokens + 7) / 8, steps64 = p.columns / 64;
+    const u32 own_tile = warp / COLUMN_WARPS * TILES, own_eight = warp % COLUMN_WARPS * EIGHTS;
+    const u32 base = shared_address(stages);
+
+    auto copy_stage = [&](u32 k64) {
+        const u32 to = base + k64 % STAGES * STAGE_BYTES;
+        for (u32 at = threadIdx.x; at < ROW_BYTES / 16; at += THREADS) {
+            u32 read = at / (ROW_TILES * 32), inside = at % (ROW_TILES * 32);
+            bool counts = first_tile + inside / 32 < tiles;
+            const uint4* from = p.weights + weights_at<F>(p, first_tile + inside / 32, k64 * READS + read) + inside % 32;
+            copy16(to + at * 16, counts ? from : p.weights, counts);
+        }
+        for (u32 at = threadIdx.x; at < TOKEN_EIGHTS * 64; at += THREADS) {
+            bool counts = first_eight + at / 64 < eights;
+            const uint4* from = (const uint4*)p.x + (u64)(k64 * eights + first_eight) * 64 + at;
+            copy16(to + ROW_BYTES + at * 16, counts ? (const void*)from : (const void*)p.x, counts);
+        }
+    };
+
+    float y[TILES][EIGHTS][4], sums[TILES][EIGHTS][4];
+#pragma unroll
+    for (int i = 0; i < TILES * EIGHTS * 4; i++) {
+        y[i / 4 / EIGHTS][i / 4 % EIGHTS][i % 4] = 0.0f;
+        sums[i / 4 / EIGHTS][i / 4 % EIGHTS][i % 4] = 0.0f;
+    }
+    wait_for_earlier();
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) {
+        if (stage < steps64) copy_stage(stage);
+        end_copies();
+    }
+
+    // Rows that are not there read numbers of rows that are; their results go nowhere.
+    const u32 row = min((first_tile + own_tile) * 16, p.padded_rows - TILES * 16);
+    // The two columns of a matrix that a lane names for ldmatrix: blocks of 8 numbers, then of 8 tokens.
+    const u32 tile_at = ((lane / 16) * 8 + lane / 8 % 2) * 128 + lane % 8 * 16;
+
+    for (u32 k64 = 0; k64 < steps64; k64++) {
+        await_copies<STAGES - 2>();
+        __syncthreads();
+        if (k64 + STAGES - 1 < steps64) copy_stage(k64 + STAGES - 1);
+        end_copies();
+        const u32 at = base + k64 % STAGES * STAGE_BYTES;
+        const u8* rows_at = stages + k64 % STAGES * STAGE_BYTES;
+        uint4 read[TILES];
+        u32 zeros[TILES][2];
+        float scales[TILES][2], mins[TILES][2];
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+            const u32 group = (k64 * 64 + step * 16) / F::GROUP;
+            if (step % GROUP_STEPS == 0) {
+                group_numbers<F, TILES>(scales, p.scales, p.spans, row, group, p.columns, g);
+                if (F::MINS) group_numbers<F, TILES>(mins, p.mins, p.min_spans, row, group, p.columns, g);
+#pragma unroll
+                for (int tile = 0; tile < TILES; tile++) zero_points<F>(zeros[tile], p, row + tile * 16, group, g);
+            }
+            if (step % STEPS == 0) {
+#pragma unroll
+                for (int tile = 0; tile < TILES; tile++)
+                    read[tile] = ((const uint4*)rows_at)[(step / STEPS * ROW_TILES + own_tile + tile) * 32 + lane];
+            }
+            u32 b[EIGHTS / 2][4];
+#pragma unroll
+            for (int two = 0; two < EIGHTS / 2; two++)
+                load_tiles(b[two], at + ROW_BYTES + ((own_eight + two * 2) * 8 + step * 2) * 128 + tile_at);
+#pragma unroll
+            for (int tile = 0; tile < TILES; tile++) {
+                Fragment a = unpack<F>(read[tile], step % STEPS, zeros[tile]);
+#pragma unroll
+                for (int eight = 0; eight < EIGHTS; eight++)
+                    mma(sums[tile][eight], a.a0, a.a1, a.a2, a.a3, b[eight / 2][eight % 2 * 2], b[eight / 2][eight % 2 * 2 + 1]);
+            }
+            const bool ends = F::GROUP == 128 ? step == 3 && k64 % 2 == 1 : step % GROUP_STEPS == GROUP_STEPS - 1;
+            if (ends) {
+#pragma unroll
+                for (int eight = 0; eight < EIGHTS; eight++) {
+                    float2 x = make_float2(0.0f, 0.0f);
+                    if (F::MINS) {
+                        u32 token = (first_eight + own_eight + eight) * 8 + t * 2;
+                        if (token < eights * 8) x = *(const float2*)(p.sums + (u64)group * (eights * 8) + token);
+                    }
+#pragma unroll
+                    for (int tile = 0; tile < TILES; tile++)
+#pragma unroll
+                        for (int c = 0; c < 4; c++) {
+                            float& to = y[tile][eight][c];
+                            float& part = sums[tile][eight][c];
+                            to = F::SCALE == SCALE_NONE ? __fadd_rn(to, part) : __fmaf_rn(part, scales[tile][c / 2], to);
+                            if (F::MINS) to = __fmaf_rn(c % 2 ? -x.y : -x.x, mins[tile][c / 2], to);
+                            part = 0.0f;
+                        }
+                }
+            }
+        }
+    }
+
+#pragma unroll
+    for (int tile = 0; tile < TILES; tile++) {
+        const u32 tile_row = (first_tile + own_tile + tile) * 16 + g;
+        if (first_tile + own_tile + tile >= tiles) continue;
+#pragma unroll
+        for (int eight = 0; eight < EIGHTS; eight++) {
+            const u32 token_eight = first_eight + own_eight + eight, token = token_eight * 8 + t * 2;
+            float (&own)[4] = y[tile][eight];
+            if (p.mode != SWIGLU) {
+                put(p, own[0], tile_row, token), put(p, own[1], tile_row, token + 1);
+                put(p, own[2], tile_row + 8, token), put(p, own[3], tile_row + 8, token + 1);
+            } else {
+#pragma unroll
+                for (int c = 0; c < 4; c++) own[c] = finished(p, own[c], tile_row + c / 2 * 8);
+                u32 both = turned(held_pair(swiglu_of(own[0], own[2]), swiglu_of(own[1], own[3])));
+                u32 k = (first_tile + own_tile + tile) * 8;
+                if (token_eight < eights) ((u32*)p.out)[activation_at(k, token_eight * 8, eights) / 2 + lane] = both;
+            }
+        }
+    }
+}
+
+// A row of the weight in f32, one thread for each 4 numbers' lane: the embedding of a token where the head is packed.
+template <class F> __device__ __forceinline__ void widen_row(const Product& p, const u32* row_ids, u32 hidden) {
+    const u32 token = blockIdx.x, row = row_ids[token];
+    const u32 g = row % 8, high = row % 16 / 8;
+    for (u32 at = threadIdx.x; at < p.columns / F::COLUMNS * 4; at += blockDim.x) {
+        const u32 read = at / 4, t = at % 4;
+        const uint4 four = p.weights[weights_at<F>(p, row / 16, read) + g * 4 + t];
+#pragma unroll
+        for (int step = 0; step < F::COLUMNS / 16; step++) {
+            const u32 k = read * F::COLUMNS + step * 16 + t * 2, group = k / F::GROUP;
+            u32 zeros[2];
+            zero_points<F>(zeros, p, row / 16 * 16, group, g);
+            Fragment f = unpack<F>(four, step, zeros);
+            const u32 near = high ? f.a1 : f.a0, far = high ? f.a3 : f.a2;
+            float scale = F::SCALE == SCALE_NONE ? 1.0f : group_number<F>(p.scales, p.spans, row, group, p.columns);
+            float min = F::MINS ? group_number<F>(p.mins, p.min_spans, row, group, p.columns) : 0.0f;
+            if (p.row_scales) scale = __fmul_rn(scale, p.row_scales[row]);
+            const float values[4] = {low_value(near), high_value(near), low_value(far), high_value(far)};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const u32 column = k + i % 2 + i / 2 * 8;
+                if (column < hidden)
+                    ((float*)p.out)[(u64)token * p.stride + column] = __fadd_rn(__fmul_rn(values[i], scale), -min);
+            }
+        }
+    }
+}
+
+// Kernels of one form: their names begin with that of the form.
+#define FEW(NAME, FORM, EIGHTS, TILES, WARPS)                                                      \
+    KERNEL void __launch_bounds__(WARPS * 32, 1) NAME(PRODUCT_PARAMETERS) {                           \
+        Product p = PRODUCT_ARGUMENTS;                                                             \
+        product_few<FORM, EIGHTS, TILES, WARPS>(p);                                                \
+    }
+#define MANY(NAME, FORM, TILES, EIGHTS, ROW_WARPS, COLUMN_WARPS, STAGES)                           \
+    KERNEL void __launch_bounds__(ROW_WARPS * COLUMN_WARPS * 32, 1) NAME(PRODUCT_PARAMETERS) {        \
+        Product p = PRODUCT_ARGUMENTS;                                                             \
+        product_many<FORM, TILES, EIGHTS, ROW_WARPS, COLUMN_WARPS, STAGES>(p);                     \
+    }
+#define WIDEN(NAME, FORM)                                                                          \
+    KERNEL void __launch_bounds__(128) NAME(PRODUCT_PARAMETERS, const u32* row_ids, u32 hidden) {  \
+        Product p = PRODUCT_ARGUMENTS;                                                             \
+        wait_for_earlier();                                                                        \
+        widen_row<FORM>(p, row_ids, hidden);                                                       \
+    }

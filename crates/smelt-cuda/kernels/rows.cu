@@ -1,0 +1,236 @@
+// What happens to rows between products: embeddings, norms, rotation, keys and values put into pages.
+//
+// The states of tokens are rows of f32; what products take lies in blocks of halves.  Sums run in one order that depends on
+// the row's length alone.
+
+// Threads of a row.
+#define ROW_THREADS 256
+
+// Numbers of a 16-bit form: 0 f16, 1 bf16, 2 f32.
+__device__ __forceinline__ float stored_number(const void* all, u64 at, u32 kind) {
+    if (kind == 2) return ((const float*)all)[at];
+    u16 bits = ((const u16*)all)[at];
+    return kind == 1 ? __uint_as_float((u32)bits << 16) : half_value(bits);
+}
+
+// out[token] = table[ids[token]]
+KERNEL void __launch_bounds__(ROW_THREADS) embed_rows(
+    float* out, const void* table, const u32* ids, u32 hidden, u32 kind) {
+    wait_for_earlier();
+    const u32 token = blockIdx.x;
+    const u64 from = (u64)ids[token] * hidden;
+    for (u32 k = threadIdx.x; k < hidden; k += ROW_THREADS) out[(u64)token * hidden + k] = stored_number(table, from + k, kind);
+}
+
+// x[rows[i]] = from[sources[i]], or += where `adds`.
+KERNEL void __launch_bounds__(ROW_THREADS) scatter_rows(
+    float* x, const void* from, const u32* rows, const u32* sources, u32 hidden, u32 kind, u32 adds) {
+    wait_for_earlier();
+    const u64 row = (u64)rows[blockIdx.x] * hidden, source = (u64)sources[blockIdx.x] * hidden;
+    for (u32 k = threadIdx.x; k < hidden; k += ROW_THREADS) {
+        float value = stored_number(from, source + k, kind);
+        x[row + k] = adds ? __fadd_rn(x[row + k], value) : value;
+    }
+}
+
+// The sum over all threads of a block, the same in each.
+__device__ __forceinline__ float block_sum(float own) {
+    __shared__ float warps[ROW_THREADS / 32];
+    own = warp_sum(own);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
+    __syncthreads();
+    float all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ROW_THREADS / 32; i++) all = __fadd_rn(all, warps[i]);
+    return all;
+}
+
+// Row `rows[i]` of x, or row i, normed by its root mean square into token i's column; columns up to `columns` are zero.
+// Thread t takes the runs of eight numbers t, t + 256, ..
+KERNEL void __launch_bounds__(ROW_THREADS) norm_rows(
+    u16* out, const float* x, const float* weight, const u32* rows, u32 tokens, u32 hidden, u32 columns, float eps) {
+    wait_for_earlier();
+    const u32 token = blockIdx.x, eights = (tokens + 7) / 8;
+    const float* row = x + (u64)(rows ? rows[token] : token) * hidden;
+    float squares = 0.0f;
+    for (u32 first = threadIdx.x * 8; first < hidden; first += ROW_THREADS * 8)
+#pragma unroll
+        for (u32 k = first; k < first + 8; k++)
+            if (k < hidden) squares = __fmaf_rn(row[k], row[k], squares);
+    const float mean = __fdiv_rn(block_sum(squares), (float)hidden);
+    const float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+    for (u32 first = threadIdx.x * 8; first < columns; first += ROW_THREADS * 8) {
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float two[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                u32 k = first + 2 * i + j;
+                two[j] = k < hidden ? __fmul_rn(__fmul_rn(row[k], inverse), weight[k]) : 0.0f;
+            }
+            words[i] = held_pair(two[0], two[1]);
+        }
+        *(uint4*)(out + activation_at(first, token, eights)) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+// silu(gate) * up of rows that were multiplied apart, into columns; columns up to `columns` are zero.
+KERNEL void __launch_bounds__(ROW_THREADS) swiglu_rows(
+    u16* out, const float* gates, const float* ups, u32 tokens, u32 width, u32 gate_stride, u32 up_stride, u32 columns) {
+    wait_for_earlier();
+    const u32 token = blockIdx.x, eights = (tokens + 7) / 8;
+    for (u32 k = threadIdx.x; k < columns; k += ROW_THREADS) {
+        float value = 0.0f;
+        if (k < width) value = swiglu_of(gates[(u64)token * gate_stride + k], ups[(u64)token * up_stride + k]);
+        out[activation_at(k, token, eights)] = held_half(value);
+    }
+}
+
+// Columns of activations in another order, for weights whose columns were sorted: out column i is column order[i].
+KERNEL void __launch_bounds__(ROW_THREADS) reorder_columns(
+    u16* out, const u16* x, const u32* order, u32 tokens, u32 columns, u32 padded_columns) {
+    wait_for_earlier();
+    const u32 token = blockIdx.x, eights = (tokens + 7) / 8;
+    for (u32 k = threadIdx.x; k < padded_columns; k += ROW_THREADS) {
+        u16 value = 0;
+        if (k < columns) value = x[activation_at(order[k], token, eights)];
+        out[activation_at(k, token, eights)] = value;
+    }
+}
+
+// sums[group][token]: activations of each group of columns added up in their order.
+KERNEL void __launch_bounds__(ROW_THREADS) group_sums(float* sums, const u16* x, u32 tokens, u32 columns, u32 group) {
+    wait_for_earlier();
+    const u32 eights = (tokens + 7) / 8, groups = columns / group;
+    const u32 at = blockIdx.x * ROW_THREADS + threadIdx.x, token = at % (eights * 8), own = at / (eights * 8);
+    if (own >= groups) return;
+    float sum = 0.0f;
+    for (u32 k = own * group; k < (own + 1) * group; k++) sum = __fadd_rn(sum, half_value(x[activation_at(k, token, eights)]));
+    sums[at] = sum;
+}
+
+// Cosines and sines of each token's place, [tokens][pairs] each: angles are rounded to f32 as models were trained.
+KERNEL void __launch_bounds__(64) rotations(
+    float* cosines, float* sines, const u32* places, const float* frequencies, const u32* axes, u32 pairs, float factor) {
+    wait_for_earlier();
+    const u32 token = blockIdx.x;
+    for (u32 i = threadIdx.x; i < pairs; i += 64) {
+        float angle = __fmul_rn(frequencies[i], (float)places[token * 3 + axes[i]]);
+        double sine, cosine;
+        sincos((double)angle, &sine, &cosine);
+        cosines[token * pairs + i] = __fmul_rn((float)cosine, factor);
+        sines[token * pairs + i] = __fmul_rn((float)sine, factor);
+    }
+}
+
+// Where a layer's keys and values of a page lie: keys in blocks of 64 positions by 8 numbers, [numbers / 8][64][8], values
+// behind them alike; in bytes, blocks are of 16 numbers, and the scales of keys and values, 64 each, follow.
+struct Pages {
+    u8* pool;               // of this layer: page 0's heads
+    const u32* tables;      // pages of slots
+    u64 page_bytes;
+    u32 kv_heads;
+};
+
+__device__ __forceinline__ u8* head_of(const Pages& pages, u32 table, u32 page, u32 head) {
+    u64 index = pages.tables[table + page];
+    return pages.pool + index * pages.page_bytes + (u64)head * HEAD_BYTES;
+}
+
+__device__ __forceinline__ void store_halves(u8* part, u32 position, const float (&own)[HEAD_OWN]) {
+#pragma unroll
+    for (int i = 0; i < HEAD_OWN; i++) {
+        u32 d = threadIdx.x % 32 + 32 * i;
+        if (d < HEAD_PAD) ((u16*)part)[(d / 8 * 64 + position) * 8 + d % 8] = held_half(own[i]);
+    }
+}
+
+__device__ __forceinline__ void store_bytes(u8* part, float* scale_at, u32 position, const float (&own)[HEAD_OWN]) {
+    float largest = 0.0f;
+    bool sound = true;
+#pragma unroll
+    for (int i = 0; i < HEAD_OWN; i++) {
+        largest = fmaxf(largest, fabsf(own[i]));
+        sound = sound && fabsf(own[i]) <= 3.402823466e38f;
+    }
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
+    sound = __all_sync(~0u, sound);
+    float scale = sound ? __fdiv_rn(largest, 127.0f) : __uint_as_float(0x7FC00000);
+    float inverse = scale > 0.0f ? __fdiv_rn(1.0f, scale) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < HEAD_OWN; i++) {
+        u32 d = threadIdx.x % 32 + 32 * i;
+        if (d < HEAD_PAD) part[(d / 16 * 64 + position) * 16 + d % 16] = (u8)(signed char)__float2int_rn(__fmul_rn(own[i], inverse));
+    }
+    if (threadIdx.x % 32 == 0) *scale_at = scale;
+}
+
+// Queries, keys and values of tokens, [tokens][stride]: heads of queries and keys are normed where there are weights for
+// it and turned; queries, scaled, become halves [tokens][heads][HEAD_PAD], keys and values go into their pages.
+// A warp takes one head of one token.
+KERNEL void __launch_bounds__(ROW_THREADS) rotate_and_keep(
+    u16* queries, const float* all, const float* query_norm, const float* key_norm, const float* cosines, const float* sines,
+    const u32* row_tables, const u32* row_positions, u8* pool, const u32* tables, u64 page_bytes, u32 tokens, u32 heads,
+    u32 kv_heads, u32 dim, u32 stride, float eps, float query_scale) {
+    wait_for_earlier();
+    const u32 lane = threadIdx.x % 32, index = blockIdx.x * (ROW_THREADS / 32) + threadIdx.x / 32;
+    const u32 per_token = heads + 2 * kv_heads, token = index / per_token, head = index % per_token;
+    if (token >= tokens) return;
+    const float* from = all + (u64)token * stride + head * dim;
+    float own[HEAD_OWN];
+#pragma unroll
+    for (int i = 0; i < HEAD_OWN; i++) {
+        u32 d = lane + 32 * i;
+        own[i] = d < dim ? from[d] : 0.0f;
+    }
+    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
+    if (!is_value) {
+        const float* norm = is_query ? query_norm : key_norm;
+        float factor = 1.0f;
+        if (norm) {
+            float squares = 0.0f;
+#pragma unroll
+            for (int i = 0; i < HEAD_OWN; i++) squares = __fmaf_rn(own[i], own[i], squares);
+            float mean = __fdiv_rn(warp_sum(squares), (float)dim);
+            factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+        }
+        const u32 half = dim / 2;
+        __shared__ float rows[ROW_THREADS / 32][HEAD_PAD];
+        float* row = rows[threadIdx.x / 32];
+#pragma unroll
+        for (int i = 0; i < HEAD_OWN; i++) {
+            u32 d = lane + 32 * i;
+            if (d < dim) row[d] = norm ? __fmul_rn(__fmul_rn(own[i], factor), norm[d]) : own[i];
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < HEAD_OWN; i++) {
+            u32 d = lane + 32 * i;
+            if (d < dim) {
+                u32 at = token * half + d % half;
+                float other = d < half ? -row[d + half] : row[d - half];
+                own[i] = __fadd_rn(__fmul_rn(row[d], cosines[at]), __fmul_rn(other, sines[at]));
+            }
+        }
+    }
+    if (is_query) {
+        u16* to = queries + ((u64)token * heads + head) * HEAD_PAD;
+#pragma unroll
+        for (int i = 0; i < HEAD_OWN; i++) {
+            u32 d = lane + 32 * i;
+            if (d < HEAD_PAD) to[d] = held_half(__fmul_rn(own[i], query_scale));
+        }
+        return;
+    }
+    const u32 position = row_positions[token], kv_head = (head - heads) % kv_heads;
+    const Pages pages = {pool, tables, page_bytes, kv_heads};
+    u8* at = head_of(pages, row_tables[token], position / 64, kv_head);
+#if KV_BYTES
+    float* scales = (float*)(at + 2 * 64 * HEAD_PAD) + (is_value ? 64 : 0);
+    store_bytes(at + (is_value ? 64 * HEAD_PAD : 0), scales + position % 64, position % 64, own);
+#else
+    store_halves(at + (is_value ? 2 * 64 * HEAD_PAD : 0), position % 64, own);
+#endif
+}

@@ -1,0 +1,402 @@
+//! Launches products of packed weights and activations.
+//!
+//! Which kernel multiplies changes how long it takes and never a bit, so a shape is chosen by sizes and the card, or by
+//! whoever timed it.  Plain data in, a launch out.
+
+use std::fmt;
+
+use super::form::{Levels, WeightForm, SPAN_COLUMNS};
+use super::layout::{COLUMN_ALIGN, STRIP_ROWS, TILE_ROWS};
+use super::table;
+use crate::{DeviceAddress, Function, Launch, LaunchArgs};
+
+/// A kernel for few tokens: blocks of tokens and tiles of rows that a block takes, and its warps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FewShape {
+    /// Blocks of eight tokens.
+    pub eights: u32,
+    /// Tiles of 16 rows.
+    pub tiles: u32,
+    /// Warps, among which columns are spread.
+    pub warps: u32,
+}
+
+/// A kernel for many tokens: what a warp takes, and how many warps share a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ManyShape {
+    /// Tiles of 16 rows of a warp.
+    pub tiles: u32,
+    /// Blocks of eight tokens of a warp.
+    pub eights: u32,
+    /// Warps along rows.
+    pub row_warps: u32,
+    /// Warps along tokens.
+    pub column_warps: u32,
+    /// Stages of 64 columns that are copied ahead.
+    pub stages: u32,
+}
+
+/// How a product is cut into blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ProductShape {
+    /// For few tokens.
+    Few(FewShape),
+    /// For many.
+    Many(ManyShape),
+}
+
+const fn few(eights: u32, tiles: u32, warps: u32) -> ProductShape {
+    ProductShape::Few(FewShape { eights, tiles, warps })
+}
+
+const fn many(tiles: u32, eights: u32, stages: u32) -> ProductShape {
+    let (row_warps, column_warps) = (2, 2);
+    ProductShape::Many(ManyShape { tiles, eights, row_warps, column_warps, stages })
+}
+
+/// Bytes of shared memory that a block of a product may have at most: two such blocks fit every card's multiprocessor.
+const SHARED_BYTES_MAX: u32 = 80 << 10;
+
+impl fmt::Display for ProductShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+impl ProductShape {
+    /// Every shape of any form.
+    pub const EVERY: [Self; 13] = [
+        few(1, 1, 8),
+        few(1, 1, 16),
+        few(1, 2, 8),
+        few(1, 2, 16),
+        few(2, 1, 8),
+        few(2, 2, 8),
+        few(4, 1, 4),
+        few(4, 1, 8),
+        few(4, 2, 8),
+        many(2, 2, 5),
+        many(2, 4, 4),
+        many(2, 8, 3),
+        many(4, 4, 4),
+    ];
+
+    /// The shapes of which a form has kernels.
+    pub fn all(form: WeightForm) -> Vec<Self> {
+        Self::EVERY.into_iter().filter(|shape| shape.fits(form)).collect()
+    }
+
+    /// Whether there is such a kernel: its block has the shared memory, and its warps the registers.
+    fn fits(self, form: WeightForm) -> bool {
+        // Two tiles of halves in sixteen warps need more registers than there are, and so do the scales of short groups
+        // beside the most sums.
+        let is_wide = form.levels == Levels::Half && self == few(1, 2, 16)
+            || form.group == 16 && self == many(2, 8, 3);
+        self.shared_bytes(form) <= SHARED_BYTES_MAX && !is_wide
+    }
+
+    /// The word for it: the tokens or the block, and how it is cut.
+    pub fn name(self) -> String {
+        match self {
+            Self::Few(few) => format!("f{}_{}x{}", few.eights * 8, few.tiles, few.warps),
+            Self::Many(_) => format!("g_{}x{}", self.rows(), self.tokens()),
+        }
+    }
+
+    /// The shape of the word `name`.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::EVERY.into_iter().find(|shape| shape.name() == name)
+    }
+
+    /// Rows of a block.
+    pub const fn rows(self) -> u32 {
+        match self {
+            Self::Few(few) => few.tiles * TILE_ROWS as u32,
+            Self::Many(many) => many.tiles * many.row_warps * TILE_ROWS as u32,
+        }
+    }
+
+    /// Tokens of a block; a kernel for few takes no more than one block of them.
+    pub const fn tokens(self) -> u32 {
+        match self {
+            Self::Few(few) => few.eights * 8,
+            Self::Many(many) => many.eights * many.column_warps * 8,
+        }
+    }
+
+    const fn threads(self) -> u32 {
+        match self {
+            Self::Few(few) => few.warps * 32,
+            Self::Many(many) => many.row_warps * many.column_warps * 32,
+        }
+    }
+
+    /// Bytes of shared memory of a block.
+    pub fn shared_bytes(self, form: WeightForm) -> u32 {
+        match self {
+            Self::Few(few) => {
+                let groups = few.warps * (COLUMN_ALIGN / form.group) as u32;
+                let results = few.tiles * few.eights * 128;
+                let rows = few.tiles * TILE_ROWS as u32 * if form.has_mins { 2 } else { 1 };
+                groups * (results + rows) * 4
+            }
+            Self::Many(many) => {
+                let rows = self.rows() * 64 * form.levels.bits() as u32 / 8;
+                many.stages * (rows + self.tokens() * 128)
+            }
+        }
+    }
+
+    /// Whether it can multiply so many tokens.
+    pub const fn takes(self, tokens: u32) -> bool {
+        matches!(self, Self::Many(_)) || tokens <= self.tokens()
+    }
+}
+
+/// A packed weight on the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceWeight {
+    /// Its form.
+    pub form: WeightForm,
+    /// Rows that count.
+    pub rows: u32,
+    /// Padded columns.
+    pub columns: u32,
+    /// Its parts; no place for those that the form has not.
+    pub levels: DeviceAddress,
+    /// Scales of groups.
+    pub scales: DeviceAddress,
+    /// Zero points.
+    pub zeros: DeviceAddress,
+    /// Minima.
+    pub mins: DeviceAddress,
+    /// What scales are factors of.
+    pub spans: DeviceAddress,
+    /// What minima are factors of.
+    pub min_spans: DeviceAddress,
+    /// Scales of rows.
+    pub row_scales: DeviceAddress,
+}
+
+impl DeviceWeight {
+    fn padded_rows(&self) -> u32 {
+        self.rows.next_multiple_of(STRIP_ROWS as u32)
+    }
+}
+
+/// Activations on the device: halves in blocks, of as many columns as the weight has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Activations {
+    /// The halves.
+    pub halves: DeviceAddress,
+    /// Sums of groups, where the weight has minima.
+    pub sums: DeviceAddress,
+    /// Tokens.
+    pub tokens: u32,
+}
+
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Outcome {
+    /// `[tokens, stride]` of f32; the rows that count are written.
+    Store {
+        /// The first number.
+        out: DeviceAddress,
+        /// Numbers from token to token.
+        stride: u32,
+    },
+    /// The same, added to what is there.
+    Add {
+        /// The first number.
+        out: DeviceAddress,
+        /// Numbers from token to token.
+        stride: u32,
+    },
+    /// Rows are gates and what they are multiplied with, [interleaved](super::pack::interleaved): activations of half as
+    /// many columns.
+    Swiglu {
+        /// The halves.
+        out: DeviceAddress,
+    },
+}
+
+impl Outcome {
+    /// Place, numbers from token to token, and the kernels' word for it.
+    fn words(self) -> (DeviceAddress, u32, u32) {
+        match self {
+            Self::Store { out, stride } => (out, stride, 0),
+            Self::Add { out, stride } => (out, stride, 1),
+            Self::Swiglu { out } => (out, 0, 2),
+        }
+    }
+}
+
+fn arguments(
+    weight: &DeviceWeight,
+    bias: DeviceAddress,
+    x: Activations,
+    (out, stride, mode): (DeviceAddress, u32, u32),
+) -> LaunchArgs {
+    LaunchArgs::new()
+        .with(weight.levels)
+        .with(weight.scales)
+        .with(weight.zeros)
+        .with(weight.mins)
+        .with(weight.spans)
+        .with(weight.min_spans)
+        .with(weight.row_scales)
+        .with(bias)
+        .with(x.halves)
+        .with(x.sums)
+        .with(out)
+        .with(x.tokens)
+        .with(weight.rows)
+        .with(weight.padded_rows())
+        .with(weight.columns)
+        .with(stride)
+        .with(mode)
+}
+
+/// Multiplies `weight` by `x`, adds `bias` `[rows]` where there is one, and does with it what `outcome` says.
+///
+/// # Panics
+/// Where the shape cannot take so many tokens: whoever chooses one asks [`ProductShape::takes`].
+pub fn product(
+    weight: &DeviceWeight,
+    bias: DeviceAddress,
+    x: Activations,
+    outcome: Outcome,
+    shape: ProductShape,
+) -> Launch {
+    assert!(shape.takes(x.tokens), "{shape} cannot take {} tokens", x.tokens);
+    let rows = weight.padded_rows().div_ceil(shape.rows());
+    let tokens = if matches!(shape, ProductShape::Few(_)) {
+        1
+    } else {
+        x.tokens.div_ceil(shape.tokens())
+    };
+    Launch {
+        function: table::product(weight.form, shape),
+        grid: [rows, tokens, 1],
+        block: [shape.threads(), 1, 1],
+        shared_bytes: shape.shared_bytes(weight.form),
+        early: true,
+        args: arguments(weight, bias, x, outcome.words()),
+    }
+}
+
+/// Writes the rows `ids` `[tokens]` of a packed weight, the embedding, as f32 `[tokens, hidden]`.
+pub fn widen(weight: &DeviceWeight, ids: DeviceAddress, tokens: u32, out: (DeviceAddress, u32)) -> Launch {
+    let (out, hidden) = out;
+    let x = Activations { halves: DeviceAddress::NULL, sums: DeviceAddress::NULL, tokens };
+    let args = arguments(weight, DeviceAddress::NULL, x, (out, hidden, 0));
+    Launch {
+        function: table::widen(weight.form),
+        grid: [tokens, 1, 1],
+        block: [128, 1, 1],
+        shared_bytes: 0,
+        early: true,
+        args: args.with(ids).with(hidden),
+    }
+}
+
+/// The shape for a product where nobody timed it, on a card of so many multiprocessors.
+pub fn default_shape(
+    form: WeightForm,
+    rows: u32,
+    tokens: u32,
+    multiprocessors: u32,
+) -> ProductShape {
+    let wanted: &[&str] = match tokens {
+        // Many rows fill the card with fewer, larger blocks.
+        0..=8 if rows >= 64 * multiprocessors => &["f8_2x8", "f8_1x16", "f8_1x8"],
+        0..=8 => &["f8_1x16", "f8_1x8"],
+        9..=16 => &["f16_2x8", "f16_1x8"],
+        17..=32 => &["f32_2x8", "f32_1x8", "f32_1x4"],
+        _ => many_tokens(rows, tokens, multiprocessors),
+    };
+    let all = ProductShape::all(form);
+    let found = wanted.iter().filter_map(|name| ProductShape::parse(name));
+    found.into_iter().find(|shape| all.contains(shape)).unwrap_or(many(2, 2, 5))
+}
+
+/// The largest tiles of which there are enough for every multiprocessor.
+fn many_tokens(rows: u32, tokens: u32, multiprocessors: u32) -> &'static [&'static str] {
+    let blocks = |row, token| rows.div_ceil(row) * tokens.div_ceil(token);
+    if blocks(128, 64) >= multiprocessors {
+        &["g_128x64", "g_64x64"]
+    } else if blocks(64, 64) >= multiprocessors {
+        &["g_64x64"]
+    } else {
+        &["g_64x32"]
+    }
+}
+
+/// The names of all kernels of a form.
+pub fn functions(form: WeightForm) -> Vec<Function> {
+    let products = ProductShape::all(form).into_iter().map(|shape| table::product(form, shape));
+    products.chain([table::widen(form)]).collect()
+}
+
+/// Whether scales of so many columns lie as kernels read them.
+pub fn fits(form: WeightForm, columns: usize) -> bool {
+    form.scales != super::form::ScaleKind::Factors || columns.is_multiple_of(SPAN_COLUMNS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_shapes_tell_them_apart() {
+        for shape in ProductShape::EVERY {
+            assert_eq!(ProductShape::parse(&shape.name()), Some(shape));
+        }
+    }
+
+    #[test]
+    fn every_form_has_a_kernel_for_every_number_of_tokens() {
+        for form in WeightForm::ALL {
+            for tokens in 1..=600 {
+                for (rows, multiprocessors) in [(64, 8), (2048, 132), (12288, 132), (151_936, 8)] {
+                    let shape = default_shape(form, rows, tokens, multiprocessors);
+                    assert!(shape.takes(tokens) && shape.fits(form), "{} {tokens}", form.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_cover_every_row_and_token_once() {
+        let null = DeviceAddress::NULL;
+        for form in WeightForm::ALL {
+            for shape in ProductShape::all(form) {
+                for (rows, tokens) in [(1, 1), (200, 31), (4096, 100)] {
+                    if !shape.takes(tokens) {
+                        continue;
+                    }
+                    let weight = DeviceWeight {
+                        form,
+                        rows,
+                        columns: 256,
+                        levels: null,
+                        scales: null,
+                        zeros: null,
+                        mins: null,
+                        spans: null,
+                        min_spans: null,
+                        row_scales: null,
+                    };
+                    let x = Activations { halves: null, sums: null, tokens };
+                    let outcome = Outcome::Store { out: null, stride: rows };
+                    let launch = product(&weight, null, x, outcome, shape);
+                    let [across, down, _] = launch.grid;
+                    assert!(across * shape.rows() >= rows && (across - 1) * shape.rows() < rows.next_multiple_of(64));
+                    assert!(down * shape.tokens() >= tokens && (down - 1) * shape.tokens() < tokens);
+                    assert_eq!(launch.args.args().len(), 17);
+                    assert!(launch.shared_bytes <= SHARED_BYTES_MAX && launch.block[0] <= 512);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Does what happens to rows between products.
+
+use half::{bf16, f16};
+use smelt_backend::KvType;
+
+use super::halves::{activation, held, set_activation, swiglu as swiglu_of};
+use super::{Given, number_at};
+use crate::kernels::page::{HeadShape, KeyOrValue, PAGE_TOKENS};
+use crate::kernels::rows::{NumberKind, ROW_THREADS};
+use crate::recording::{Astray, TwinMemory};
+use crate::{DeviceAddress, Launch};
+
+/// `count` numbers from number `first` of a table on.
+fn stored(
+    memory: &TwinMemory,
+    base: DeviceAddress,
+    kind: NumberKind,
+    (first, count): (usize, usize),
+) -> Result<Vec<f32>, Astray> {
+    if kind == NumberKind::F32 {
+        return memory.f32s(number_at(base, first), count);
+    }
+    let bits = memory.u16s(base.offset(first as u64 * 2), count)?;
+    let widen = |bits| match kind {
+        NumberKind::Bf16 => bf16::from_bits(bits).to_f32(),
+        _ => f16::from_bits(bits).to_f32(),
+    };
+    Ok(bits.into_iter().map(widen).collect())
+}
+
+pub(super) fn embed(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astray> {
+    let given = Given::of(launch);
+    let (hidden, kind) = (given.count(3), NumberKind::of_word(given.count(4) as u32));
+    let ids = memory.u32s(given.address(2), launch.grid[0] as usize)?;
+    for (token, id) in ids.into_iter().enumerate() {
+        let row = stored(memory, given.address(1), kind, (id as usize * hidden, hidden))?;
+        memory.set_f32s(number_at(given.address(0), token * hidden), &row)?;
+    }
+    Ok(())
+}
+
+pub(super) fn scatter(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astray> {
+    let given = Given::of(launch);
+    let (hidden, kind) = (given.count(4), NumberKind::of_word(given.count(5) as u32));
+    let count = launch.grid[0] as usize;
+    let rows = memory.u32s(given.address(2), count)?;
+    let sources = memory.u32s(given.address(3), count)?;
+    for (row, source) in rows.into_iter().zip(sources) {
+        let mut own =
+            stored(memory, given.address(1), kind, (source as usize * hidden, hidden))?;
+        let at = number_at(given.address(0), row as usize * hidden);
+        if given.count(6) == 1 {
+            let before = memory.f32s(at, hidden)?;
+            own.iter_mut().zip(before).for_each(|(own, before)| *own += before);
+        }
+        memory.set_f32s(at, &own)?;
+    }
+    Ok(())
+}
+
+/// Sums that warps of 32 add up pair by pair.
+fn warp_sum(lanes: &[f32]) -> f32 {
+    let mut sums = lanes.to_vec();
+    let mut apart = 16;
+    while apart > 0 {
+        sums = (0..32).map(|lane| sums[lane] + sums[lane ^ apart]).collect();
+        apart /= 2;
+    }
+    sums[0]
+}
+
+pub(super) fn norm(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astray> {
+    let given = Given::of(launch);
+    let (tokens, hidden, columns) = (given.count(4), given.count(5), given.count(6));
+    let weight = memory.f32s(given.address(2), hidden)?;
+    let rows = given.some(3).map(|rows| memory.u32s(rows, tokens)).transpose()?;
+    for token in 0..tokens {
+        let row = rows.as_ref().map_or(token, |rows| rows[token] as usize);
+        let x = memory.f32s(number_at(given.address(1), row * hidden), hidden)?;
+        let mut squares = vec![0.0_f32; ROW_THREADS as usize];
+        for (run, numbers) in x.chunks(8).enumerate() {
+            let own = &mut squares[run % ROW_THREADS as usize];
+            numbers.iter().for_each(|number| *own = number.mul_add(*number, *own));
+        }
+        let sum = squares.chunks(32).fold(0.0, |all, lanes| all + warp_sum(lanes));
+        let inverse = 1.0 / (sum / hidden as f32 + given.float(7)).sqrt();
+        for k in 0..columns {
+            let number = if k < hidden { x[k] * inverse * weight[k] } else { 0.0 };
+            set_activation(memory, given.address(0), (k, token, tokens), number)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn swiglu(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astray> {
+    let given = Given::of(launch);
+    let (tokens, width, columns) = (given.count(3), given.count(4), given.count(7));
+    for token in 0..tokens {
+        let row = |base, stride| memory.f32s(number_at(base, token * stride), width);
+        let gates = row(given.address(1), given.count(5))?;
+        let ups = row(given.address(2), given.count(6))?;
+        for k in 0..columns {
+            let number = if k < width { swiglu_of(gates[k], ups[k]) } else { 0.0 };
+            set_activation(memory, given.address(0), (k, token, tokens), number)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn reorder(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astray> {
+    let given = Given::of(launch);
+    let (tokens, columns, padded) = (given.count(3), given.count(4), given.count(5));
+    let order = memory.u32s(given.address(2), columns)?;
+    for token in 0..tokens {
+        for k in 0..padded {
+            let number = match order.get(k) {
+                Some(from) => {
+                    activation(memory, given.address(1), (*from as usize, token, tokens))?
+                }
+                None => 0.0,
+            };
+            set_activation(memory, given.address(0), (k, token, tokens), number)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn group_sums(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astray> {
+    let given = Given::of(launch);
+    let (tokens, columns, group) = (given.count(2), given.count(3), given.count(4));
+    let stride = tokens.next_multiple_of(8);
+    for at in 0..columns / group * stride {
+        let (own, token) = (at / stride, at % stride);
+        let mut sum = 0.0;
+        for k in own * group..(own + 1) * group {
+            sum += activation(memory, given.address(1), (k, token, tokens))?;
+        }
+        memory.set_f32s(number_at(given.address(0), at), &[sum])?;
+    }
+    Ok(())
+}
+
+pub(super) fn rotations(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astray> {
+    let given = Given::of(launch);
+    let (tokens, pairs, factor) = (launch.grid[0] as usize, given.count(5), given.float(6));
+    let frequencies = memory.f32s(given.address(3), pairs)?;
+    let axes = memory.u32s(given.address(4), pairs)?;
+    for token in 0..tokens {
+        let places = memory.u32s(number_at(given.address(2), token * 3), 3)?;
+        for pair in 0..pairs {
+            let angle = frequencies[pair] * places[axes[pair] as usize] as f32;
+            let (sine, cosine) = f64::from(angle).sin_cos();
+            let at = token * pairs + pair;
+            memory.set_f32s(number_at(given.address(0), at), &[cosine as f32 * factor])?;
+            memory.set_f32s(number_at(given.address(1), at), &[sine as f32 * factor])?;
+        }
+    }
+    Ok(())
+}
+
+/// One head of one token, which a warp takes.
+struct HeadOf<'a> {
+    given: Given<'a>,
+    shape: HeadShape,
+    token: usize,
+}
+
+impl HeadOf<'_> {
+    /// Normed where it has a norm, and turned.
+    fn turned(
+        &self,
+        memory: &TwinMemory,
+        own: &[f32],
+        norm: Option<DeviceAddress>,
+    ) -> Result<Vec<f32>, Astray> {
+        let (given, dim) = (self.given, self.shape.dim);
+        let mut row = own.to_vec();
+        if let Some(norm) = norm {
+            let weight = memory.f32s(norm, dim)?;
+            let mut lanes = [0.0_f32; 32];
+            for (d, number) in own.iter().enumerate() {
+                lanes[d % 32] = number.mul_add(*number, lanes[d % 32]);
+            }
+            let factor = 1.0 / (warp_sum(&lanes) / dim as f32 + given.float(16)).sqrt();
+            row.iter_mut().zip(weight).for_each(|(number, weight)| *number = *number * factor * weight);
+        }
+        let half = dim / 2;
+        let cosines = memory.f32s(number_at(given.address(4), self.token * half), half)?;
+        let sines = memory.f32s(number_at(given.address(5), self.token * half), half)?;
+        let turn = |d: usize| {
+            let other = if d < half { -row[d + half] } else { row[d - half] };
+            row[d] * cosines[d % half] + other * sines[d % half]
+        };
+        Ok((0..dim).map(turn).collect())
+    }
+
+    /// Puts a key or a value into its page.
+    fn keep(
+        &self,
+        memory: &mut TwinMemory,
+        own: &[f32],
+        (which, kv_head): (KeyOrValue, usize),
+    ) -> Result<(), Astray> {
+        let (given, shape) = (self.given, self.shape);
+        let table = memory.u32s(number_at(given.address(6), self.token), 1)?[0] as usize;
+        let position = memory.u32s(number_at(given.address(7), self.token), 1)?[0] as usize;
+        let page = table + position / PAGE_TOKENS;
+        let page = memory.u32s(number_at(given.address(9), page), 1)?[0];
+        let page_start = u64::from(page) * given.wide(10);
+        let head = given.address(8).offset(page_start + (kv_head * shape.bytes()) as u64);
+        let position = position % PAGE_TOKENS;
+        let at = |d| head.offset(shape.number_at(which, position, d) as u64);
+        let padded = own.iter().copied().chain(std::iter::repeat(0.0)).take(shape.padded());
+        if shape.kind == KvType::Int8 {
+            let largest = own.iter().fold(0.0_f32, |most, number| most.max(number.abs()));
+            let is_sound = own.iter().all(|number| number.is_finite());
+            let scale = if is_sound { largest / 127.0 } else { f32::NAN };
+            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+            for (d, number) in padded.enumerate() {
+                let level = (number * inverse).round_ties_even() as i8;
+                memory.write(at(d), 1)?.copy_from_slice(&level.to_le_bytes());
+            }
+            let place = head.offset(shape.scale_at(which, position) as u64);
+            return memory.set_f32s(place, &[scale]);
+        }
+        for (d, number) in padded.enumerate() {
+            memory.set_u16s(at(d), &[held(number).to_bits()])?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn keep(
+    memory: &mut TwinMemory,
+    launch: &Launch,
+    shape: HeadShape,
+) -> Result<(), Astray> {
+    let given = Given::of(launch);
+    let (tokens, heads, kv_heads) = (given.count(11), given.count(12), given.count(13));
+    let (dim, stride, scale) = (given.count(14), given.count(15), given.float(17));
+    for token in 0..tokens {
+        let one = HeadOf { given, shape, token };
+        for head in 0..heads + 2 * kv_heads {
+            let from = number_at(given.address(1), token * stride + head * dim);
+            let own = memory.f32s(from, dim)?;
+            if head < heads {
+                let turned = one.turned(memory, &own, given.some(2))?;
+                let mut bits: Vec<u16> =
+                    turned.iter().map(|number| held(number * scale).to_bits()).collect();
+                bits.resize(shape.padded(), 0);
+                let at = (token * heads + head) * shape.padded();
+                memory.set_u16s(given.address(0).offset(at as u64 * 2), &bits)?;
+            } else if head < heads + kv_heads {
+                let turned = one.turned(memory, &own, given.some(3))?;
+                one.keep(memory, &turned, (KeyOrValue::Key, head - heads))?;
+            } else {
+                one.keep(memory, &own, (KeyOrValue::Value, head - heads - kv_heads))?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! Runs engines on NVIDIA's GPUs: the driver, what is asked of it as plain data, and a device that only records.
+//!
+//! A step is a list of [`Launch`]es that pure functions make; a [`Driver`] does them.  There are two: libcuda, which is
+//! looked for when it is asked for and never linked, and `recording`, which needs no GPU.  [`nvrtc`] compiles kernels where
+//! an engine is built, and [`cubin`] reads what they take.  `unsafe` is where libraries are called, in two files.  Knows no
+//! checkpoints, requests, pipelines or HTTP.
+
+mod address;
+mod card;
+pub mod cubin;
+pub mod decoder;
+pub mod driver;
+pub mod kernels;
+mod launch;
+pub mod nvrtc;
+pub mod owned;
+#[cfg(any(test, feature = "recording"))]
+pub mod recording;
+mod target;
+
+pub use address::DeviceAddress;
+pub use card::{CardFacts, Sm};
+pub use driver::{
+    CapturedGraph, Driver, DriverError, Event, GraphExec, HostBytes, MemoryInfo, Module, NoCard,
+    Priority, Stream, cards, open,
+};
+pub use launch::{Arg, Function, Launch, LaunchArgs};
+pub use target::{Target, Toolkit};

@@ -1,0 +1,274 @@
+//! Times the decoder for GPUs at true size, on random weights: `cargo xtask bench cuda` carries this to a machine with a card.
+//!
+//! `bench_cuda compile DIR` compiles the kernels for a card that is not here; `bench_cuda run DIR` makes engines of random
+//! weights below DIR on a machine with one, times them, and prints a line of JSON for each figure.
+
+use std::error::Error;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use smelt_backend::sampling::{Draw, Sampler, Settings};
+use smelt_backend::{Decoder, KvOptions, KvType, Limits, SlotInput};
+use smelt_cuda::decoder::{CudaDecoder, DecoderFile, DecoderWriter, KernelImage};
+use smelt_cuda::kernels::form::{ScaleKind, WeightForm, WeightPart};
+use smelt_cuda::kernels::layout::{STRIP_ROWS, padded_columns, padded_rows, part_bytes};
+use smelt_cuda::kernels::page::HeadShape;
+use smelt_cuda::kernels::source::{KernelSet, source};
+use smelt_cuda::nvrtc::{Source, compile};
+use smelt_cuda::{Driver, Target};
+
+/// The card that figures are of.
+const TARGET: Target = Target::Sm90;
+/// Forms of the weights that are timed.
+const FORMS: [&str; 2] = ["i4g128", "half"];
+/// Steps whose median is told.
+const STEPS: usize = 64;
+/// Prompts whose median is told.
+const PROMPTS: usize = 7;
+/// What products of random levels are multiplied with, so that states stay about as large as they are.
+const SCALE: f32 = 0.004;
+/// Tokens of a prompt that a step reads.
+const CHUNK: usize = 2048;
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> Outcome<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["compile", dir] => compile_all(Path::new(dir)),
+        ["run", dir] => run(Path::new(dir)),
+        _ => Err("usage: bench_cuda compile|run DIR".into()),
+    }
+}
+
+/// Qwen3-1.7B's sizes.
+fn sizes(form: &str) -> DecoderFile {
+    DecoderFile {
+        family: "qwen3".to_owned(),
+        scheme: form.to_owned(),
+        hidden: 2048,
+        layers: 28,
+        heads: 16,
+        kv_heads: 8,
+        head_dim: 128,
+        intermediate: 6144,
+        vocab: 151_936,
+        eps: 1e-6,
+        rotary_factor: 1.0,
+        has_places: false,
+        deepstack: 0,
+        limits: Limits { max_seq_len: 40_960, max_slots: 32 },
+        positions: Some(40_960),
+    }
+}
+
+fn cubin(dir: &Path, form: &str) -> PathBuf {
+    dir.join(format!("{form}.{}", TARGET.kernels_file()))
+}
+
+fn compile_all(dir: &Path) -> Outcome<()> {
+    fs::create_dir_all(dir)?;
+    for name in FORMS {
+        let form = WeightForm::parse(name).ok_or("a form that is none")?;
+        let head = HeadShape { dim: sizes(name).head_dim, kind: KvType::F16 };
+        let text = source(&KernelSet { forms: vec![form], head });
+        let text = Source { name: format!("{name}.cu"), text, defines: Vec::new() };
+        fs::write(cubin(dir, name), compile(&text, TARGET, None)?.image)?;
+    }
+    Ok(())
+}
+
+/// Bytes without order, the same every time.
+struct Noise(u64);
+
+impl Noise {
+    fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(len + 8);
+        while out.len() < len {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            out.extend_from_slice(&(self.0 ^ self.0 >> 29).to_le_bytes());
+        }
+        out.truncate(len);
+        out
+    }
+}
+
+/// Writes an engine of random weights of one form.
+fn write(dir: &Path, kernels: &Path, name: &str) -> Outcome<()> {
+    let (form, sizes) = (WeightForm::parse(name).ok_or("a form that is none")?, sizes(name));
+    let mut writer = Random { writer: DecoderWriter::create(dir)?, form, noise: Noise(7) };
+    let pairs = sizes.head_dim / 2;
+    let frequency = |pair: usize| 1e6f64.powf(-2.0 * pair as f64 / sizes.head_dim as f64) as f32;
+    writer.floats("rotary.frequencies", &(0..pairs).map(frequency).collect::<Vec<_>>())?;
+    writer.words("rotary.axes", pairs)?;
+    writer.weight("embedding", sizes.vocab, sizes.hidden)?;
+    for layer in 0..sizes.layers {
+        let own = |part: &str| format!("layers.{layer}.{part}");
+        let (q, kv) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
+        writer.floats(&own("input_norm"), &vec![1.0; sizes.hidden])?;
+        writer.weight(&own("qkv"), q + 2 * kv, sizes.hidden)?;
+        writer.floats(&own("q_norm"), &vec![1.0; sizes.head_dim])?;
+        writer.floats(&own("k_norm"), &vec![1.0; sizes.head_dim])?;
+        writer.weight(&own("output"), sizes.hidden, q)?;
+        writer.floats(&own("mlp_norm"), &vec![1.0; sizes.hidden])?;
+        writer.weight(&own("gate_up"), 2 * sizes.intermediate, sizes.hidden)?;
+        writer.weight(&own("down"), sizes.hidden, sizes.intermediate)?;
+    }
+    writer.floats("norm", &vec![1.0; sizes.hidden])?;
+    let image = fs::read(kernels)?;
+    writer.writer.finish(sizes, KernelImage { target: TARGET, image: &image, int8: None })?;
+    Ok(())
+}
+
+struct Random {
+    writer: DecoderWriter,
+    form: WeightForm,
+    noise: Noise,
+}
+
+impl Random {
+    fn floats(&mut self, name: &str, numbers: &[f32]) -> io::Result<()> {
+        self.writer.begin(name, "f32", &[numbers.len()])?;
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        self.writer.write(&bytes)
+    }
+
+    fn words(&mut self, name: &str, len: usize) -> io::Result<()> {
+        self.writer.begin(name, "u32", &[len])?;
+        self.writer.write(&vec![0; len * 4])
+    }
+
+    /// Any levels; scales that keep states as large as they are.
+    fn weight(&mut self, name: &str, rows: usize, columns: usize) -> io::Result<()> {
+        let form = self.form;
+        for part in form.parts() {
+            let part_name = format!("{name}{}", part.suffix());
+            self.writer.begin(&part_name, form.name, &[rows, columns])?;
+            let bytes = part_bytes(form, part, padded_columns(columns));
+            for _ in 0..padded_rows(rows) / STRIP_ROWS {
+                let bytes = self.part(part, bytes);
+                self.writer.write(&bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn part(&mut self, part: WeightPart, len: usize) -> Vec<u8> {
+        let halves = |number: f32| half::f16::from_f32(number).to_le_bytes().repeat(len / 2);
+        match part {
+            // Halves between 1 and 2 with any sign.
+            WeightPart::Levels if self.form.scales == ScaleKind::Row => {
+                let mut bytes = self.noise.bytes(len);
+                bytes.iter_mut().skip(1).step_by(2).for_each(|high| *high = *high & 0x83 | 0x3c);
+                bytes
+            }
+            WeightPart::RowScales => (SCALE * 3.0).to_le_bytes().repeat(len / 4),
+            WeightPart::Scales => halves(SCALE),
+            _ => self.noise.bytes(len),
+        }
+    }
+}
+
+fn median(mut all: Vec<Duration>) -> f64 {
+    all.sort_unstable();
+    all[all.len() / 2].as_secs_f64()
+}
+
+/// Tokens without order.
+fn tokens(count: usize, seed: usize) -> Vec<u32> {
+    (0..count).map(|at| ((at * 7919 + seed * 104_729 + 13) % 151_000) as u32).collect()
+}
+
+fn prefill(decoder: &mut CudaDecoder, slot: usize, count: usize) -> Outcome<()> {
+    for chunk in tokens(count, slot).chunks(CHUNK) {
+        decoder.step(&[SlotInput::new(slot, chunk)])?;
+    }
+    Ok(())
+}
+
+/// Tokens a second of so many answers at once behind contexts of so many tokens, with temperature and top-p.
+fn decode(decoder: &mut CudaDecoder, streams: usize, context: usize) -> Outcome<f64> {
+    let settings = Settings { temperature: 0.8, top_p: 0.95, seed: 5, ..Settings::GREEDY };
+    let mut samplers = Vec::new();
+    for slot in 0..streams {
+        prefill(decoder, slot, context)?;
+        samplers.push(Sampler::new(&settings, &[], 151_936)?);
+    }
+    let (mut last, mut took) = (vec![1_u32; streams], Vec::new());
+    for step in 0..STEPS + 8 {
+        let begin = Instant::now();
+        let draws: Vec<[Draw<'_>; 1]> =
+            samplers.iter().map(|sampler| [sampler.draw(None)]).collect();
+        let runs: Vec<SlotInput<'_>> = last
+            .iter()
+            .zip(&draws)
+            .enumerate()
+            .map(|(slot, (token, draw))| {
+                SlotInput::new(slot, std::slice::from_ref(token)).choosing(draw)
+            })
+            .collect();
+        let answers = decoder.step(&runs)?;
+        let chosen = answers.iter().map(|answer| Ok(answer.chosen[0].clone()?.token));
+        let chosen: Vec<u32> = chosen.collect::<Outcome<_>>()?;
+        drop(draws);
+        samplers.iter_mut().zip(&chosen).for_each(|(sampler, token)| sampler.count(*token));
+        last = chosen;
+        if step >= 8 {
+            took.push(begin.elapsed());
+        }
+    }
+    (0..streams).for_each(|slot| decoder.release(slot));
+    Ok(streams as f64 / median(took))
+}
+
+/// Tokens a second of reading a prompt up to its first token.
+fn prompt(decoder: &mut CudaDecoder, count: usize) -> Outcome<f64> {
+    let (tokens, mut took) = (tokens(count, 3), Vec::new());
+    for _ in 0..PROMPTS {
+        let begin = Instant::now();
+        let (draws, run) = ([smelt_backend::sampling::GREEDY], SlotInput::new(0, &tokens));
+        decoder.step(&[run.choosing(&draws)])?;
+        took.push(begin.elapsed());
+        decoder.release(0);
+    }
+    Ok(count as f64 / median(took))
+}
+
+fn tell(form: &str, figure: &str, value: f64, unit: &str) {
+    println!("{}", json!({ "form": form, "figure": figure, "value": value, "unit": unit }));
+}
+
+fn run(dir: &Path) -> Outcome<()> {
+    let driver: Arc<dyn Driver> = smelt_cuda::open(0)?;
+    let card = driver.card();
+    let version = card.driver_version();
+    println!(
+        "{}",
+        json!({ "card": card.name, "cuda": version, "processors": card.multiprocessors })
+    );
+    for form in FORMS {
+        let engine = dir.join("engines").join(form);
+        if !engine.join("engine.json").exists() {
+            write(&engine, &cubin(dir, form), form)?;
+        }
+        let free = driver.memory_info()?.free_bytes;
+        let begin = Instant::now();
+        let mut decoder = CudaDecoder::open(&engine, &driver, KvOptions::default())?;
+        tell(form, "open", begin.elapsed().as_secs_f64(), "s");
+        let weights = fs::metadata(engine.join("weights.bin"))?.len();
+        let beside = (free - driver.memory_info()?.free_bytes).saturating_sub(weights);
+        tell(form, "memory beside weights", beside as f64 / f64::from(1 << 20), "MiB");
+        for (streams, context) in [(1, 512), (8, 512), (32, 512), (1, 8192), (1, 32_768)] {
+            let figure = format!("{streams} streams at {context}");
+            tell(form, &figure, decode(&mut decoder, streams, context)?, "tok/s");
+        }
+        for count in [356, 2048] {
+            tell(form, &format!("prompt of {count}"), prompt(&mut decoder, count)?, "tok/s");
+        }
+    }
+    Ok(())
+}
