@@ -401,11 +401,12 @@ pub trait Decoder: fmt::Debug + Send {
         Duration::ZERO
     }
 
-    /// Compares the weights with the hashes in `engine.json`; reads all of them.
+    /// Compares the weights with the hashes in `engine.json`; reads all of them.  `told` hears how many bytes were
+    /// read, piece by piece.
     ///
     /// # Errors
     /// When they differ.
-    fn verify_digest(&self) -> Result<(), OpenError>;
+    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError>;
 
     /// Why the engine does not follow the tactics it was built with, if it has some and does not.
     fn untuned(&self) -> Option<&str> {

@@ -284,11 +284,12 @@ pub trait Graph: fmt::Debug + Send + Sync {
     /// From now on the engine shares the processors of a decoder of the same back end.
     fn share(&mut self, _processors: &Processors) {}
 
-    /// Compares what the engine holds with the hashes in `engine.json`; reads all of it.
+    /// Compares what the engine holds with the hashes in `engine.json`; reads all of it.  `told` hears how many
+    /// bytes were read, piece by piece.
     ///
     /// # Errors
     /// When they differ.
-    fn verify_digest(&self) -> Result<(), OpenError>;
+    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError>;
 
     /// Why the engine does not follow the tactics it was built with, if it has some and does not.
     fn untuned(&self) -> Option<&str> {

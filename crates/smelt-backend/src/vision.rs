@@ -254,12 +254,12 @@ impl VisionEngine {
         self.deepstack.len()
     }
 
-    /// Compares the weights with the hash in `engine.json`; reads all of them.
+    /// Compares the weights with the hash in `engine.json`; reads all of them, and tells `told` of each piece's bytes.
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self) -> Result<(), OpenError> {
-        self.graph.verify_digest()
+    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.graph.verify_digest(told)
     }
 
     /// The constant `name` of the graph, if it is of floats and a node reads it.

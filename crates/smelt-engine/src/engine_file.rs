@@ -432,10 +432,13 @@ impl<T> EngineFile<T> {
         OpenError::Unfit { path: self.dir.join(ENGINE_FILE), purpose, problem }
     }
 
-    /// Reads all of `weights.bin` and compares its hash with `engine.json`.
-    pub(crate) fn verify_digest(&self) -> Result<(), OpenError> {
+    /// Reads all of `weights.bin` and compares its hash with `engine.json`; `told` hears of each piece's bytes.
+    pub(crate) fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
         let mut hash = Sha256::new();
-        self.weights.0.chunks(HASH_BYTES).for_each(|chunk| hash.update(chunk));
+        for chunk in self.weights.0.chunks(HASH_BYTES) {
+            hash.update(chunk);
+            told(chunk.len() as u64);
+        }
         let found = hex(&hash.finalize());
         if found == self.sha256 {
             return Ok(());
@@ -530,7 +533,9 @@ mod tests {
         assert_eq!(b, [1.5, -2.0]);
         assert_eq!(file.weights.integers(file.stored("c").unwrap()), Some(&[-7][..]));
         assert_eq!(std::fs::metadata(dir.path().join(WEIGHTS_FILE)).unwrap().len(), 4096);
-        file.verify_digest().unwrap();
+        let mut read = 0;
+        file.verify_digest(&mut |bytes| read += bytes).unwrap();
+        assert_eq!(read, 4096, "all of it is told of");
         assert!(file.expect("b", &[1, 2], &[Dtype::F32], Layout::Rows).is_ok());
         for (name, shape, word) in [("b", [2, 1], "shape"), ("d", [1, 2], "missing")] {
             let error =
@@ -610,7 +615,7 @@ mod tests {
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[1] ^= 1;
         std::fs::write(&path, &bytes).unwrap();
-        let error = open(dir.path()).unwrap().verify_digest().unwrap_err().to_string();
+        let error = open(dir.path()).unwrap().verify_digest(&mut |_| {}).unwrap_err().to_string();
         assert!(error.contains("sha256"), "{error}");
         std::fs::write(&path, &bytes[..100]).unwrap();
         let error = open(dir.path()).unwrap_err().to_string();

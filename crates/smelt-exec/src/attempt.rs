@@ -447,6 +447,7 @@ impl Attempt<'_> {
             stage: self.stage,
             elapsed,
             rss_bytes: sample.rss_bytes,
+            held_bytes: sample.rss_anon_bytes.saturating_add(sample.swap_bytes),
             last_line: log::last_line(&self.log),
         });
     }
@@ -462,6 +463,7 @@ impl Attempt<'_> {
             stage: self.stage,
             elapsed,
             rss_bytes: 0,
+            held_bytes: 0,
             last_line: what.to_owned(),
         });
     }

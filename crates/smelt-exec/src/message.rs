@@ -12,7 +12,13 @@ pub(crate) enum Message {
     /// An attempt ended.
     Ended(Box<Ended>),
     /// An attempt goes on.
-    Running { stage: StageId, elapsed: Duration, rss_bytes: u64, last_line: String },
+    Running {
+        stage: StageId,
+        elapsed: Duration,
+        rss_bytes: u64,
+        held_bytes: u64,
+        last_line: String,
+    },
     /// SIGINT or SIGTERM.
     Signal,
 }

@@ -78,6 +78,8 @@ pub enum Progress<'a> {
         attempt: u32,
         /// What differs from attempt 1.
         changed: Option<&'a str>,
+        /// What it is expected to take, where anything is known of it.
+        forecast: Option<Forecast>,
     },
     /// An attempt goes on.
     Running {
@@ -87,6 +89,8 @@ pub enum Progress<'a> {
         elapsed: Duration,
         /// Of all its processes.
         rss_bytes: u64,
+        /// Of all its processes, in RAM and swapped out, what the kernel cannot drop: what forecasts are of.
+        held_bytes: u64,
         /// The last line of its log.
         last_line: &'a str,
     },
@@ -461,9 +465,10 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn on_message(&mut self, message: Message) -> Result<(), ExecError> {
         match message {
             Message::Ended(ended) => self.on_ended(*ended),
-            Message::Running { stage, elapsed, rss_bytes, last_line } => {
+            Message::Running { stage, elapsed, rss_bytes, held_bytes, last_line } => {
                 self.catch_up();
-                self.show(&Progress::Running { stage, elapsed, rss_bytes, last_line: &last_line });
+                let last_line = &last_line;
+                self.show(&Progress::Running { stage, elapsed, rss_bytes, held_bytes, last_line });
                 Ok(())
             }
             Message::Signal if self.interrupted => {
@@ -689,6 +694,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             stage,
             attempt: attempt.n,
             changed: attempt.changed.as_deref(),
+            forecast: self.memory.forecast(stage),
         });
         self.controls.insert(stage, attempt.controls.clone());
         self.memory.launched(stage);

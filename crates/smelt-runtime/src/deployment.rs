@@ -82,6 +82,17 @@ pub struct Spec {
     /// How it is served where nobody says otherwise.
     #[serde(default, skip_serializing_if = "Serving::is_empty")]
     pub serving: Serving,
+    /// How far its engines had been verified when it was made, where more was to follow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verified: Option<Verified>,
+}
+
+/// How far engines have been verified of which more is to follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verified {
+    /// Every weight is the checkpoint's; what is computed with them was not held against the reference.
+    Weights,
 }
 
 /// How a deployment is served where nobody says otherwise: limits of serving, none of which is built in.
@@ -302,14 +313,19 @@ impl Deployment {
         Ok(self)
     }
 
-    /// Compares all engines with their digests; reads all of them.
+    /// Compares all engines with their digests; reads all of them.  `told` hears how many bytes were read, piece by
+    /// piece.
     ///
     /// # Errors
     /// When one differs.
-    pub fn verify_digests(&self) -> Result<(), OpenError> {
-        self.vision.as_ref().map_or(Ok(()), Vision::verify_digest)?;
-        self.text.similarity.as_ref().map_or(Ok(()), Similarity::verify_digest)?;
-        self.llm.verify_digest()
+    pub fn verify_digests(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        if let Some(vision) = &self.vision {
+            vision.verify_digest(told)?;
+        }
+        if let Some(similarity) = &self.text.similarity {
+            similarity.verify_digest(told)?;
+        }
+        self.llm.verify_digest(told)
     }
 
     /// Why the engines do not follow the tactics they were built with, if they have some and do not.

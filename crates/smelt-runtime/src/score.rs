@@ -186,12 +186,12 @@ impl CrossEncoder {
         Ok(Self { spec, tokenizer, engine })
     }
 
-    /// Compares the engine with its digests; reads all of it.
+    /// Compares the engine with its digests; reads all of it, and tells `told` of each piece's bytes.
     ///
     /// # Errors
     /// When it differs.
-    pub fn verify_digest(&self) -> Result<(), OpenError> {
-        self.engine.verify_digest()
+    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.engine.verify_digest(told)
     }
 
     /// What the deployment says.

@@ -150,13 +150,13 @@ impl Similarity {
         Ok(Self { vision, text, tokenizer, max_tokens, scale, side, width, kept })
     }
 
-    /// Compares both engines with their digests; reads all of them.
+    /// Compares both engines with their digests; reads all of them, and tells `told` of each piece's bytes.
     ///
     /// # Errors
     /// When one differs.
-    pub fn verify_digest(&self) -> Result<(), OpenError> {
-        self.vision.verify_digest()?;
-        self.text.verify_digest()
+    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.vision.verify_digest(told)?;
+        self.text.verify_digest(told)
     }
 
     /// How near each of `tiles`, `[side, side, 3]` bytes, is to what is `asked`: -1 to 1.  What was seen or read

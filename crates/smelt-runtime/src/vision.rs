@@ -119,13 +119,14 @@ impl Vision {
         self.engines.first().map_or(0, |(_, engine)| engine.deepstack())
     }
 
-    /// Compares the weights with the hashes in `engine.json`; reads all of them.
+    /// Compares the weights with the hashes in `engine.json`; reads all of them, and tells `told` of each piece's
+    /// bytes.
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self) -> Result<(), OpenError> {
+    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
         // Engines of one directory share one file, and are all there are.
-        self.engines.first().map_or(Ok(()), |(_, engine)| engine.verify_digest())
+        self.engines.first().map_or(Ok(()), |(_, engine)| engine.verify_digest(told))
     }
 
     /// A part of each size that the engines take.

@@ -71,6 +71,7 @@ fn spec(image: Cutting, eos: Vec<u32>) -> Spec {
         places_per_second: None,
         eos,
         serving: Serving::default(),
+        verified: None,
     }
 }
 
@@ -108,7 +109,7 @@ fn smolvlm_answers_as_transformers_does() {
     let dir = TempDir::new().unwrap();
     let kv = KvOptions { kind: KvType::F32, ..KvOptions::default() };
     let mut deployment = Deployment::open_with(BACKENDS, &deploy(2, dir.path()), kv).unwrap();
-    deployment.verify_digests().unwrap();
+    deployment.verify_digests(&mut |_| {}).unwrap();
     let context = &Context::default();
     let answers: Vec<Answer> = golden("answers.json");
     assert_eq!(answers.len(), 2);

@@ -44,6 +44,7 @@ pub(crate) fn spec(family: ModelFamily, eos: Vec<u32>, patching: Patching) -> Sp
         places_per_second: (family == ModelFamily::QWEN2_5_VL).then_some(2),
         eos,
         serving: Serving::default(),
+        verified: None,
     }
 }
 

@@ -40,7 +40,8 @@ pub use images::Reach;
 pub use keys::{Keys, KeysError};
 pub use log::log_to_stderr;
 pub use models::{
-    DeploymentInfo, DeviceRoom, Find, Growth, Open, Progress, Purpose, Running, Source, Unfit,
+    Checked, DeploymentInfo, DeviceRoom, Find, Growth, LoadingStep, Open, Progress, Purpose,
+    Running, Source, Unfit,
 };
 pub use server::{Ended, Options, ServeError, TlsError, TlsFiles, bodies_bytes, serve};
 pub use traces::{TraceError, TraceOptions};

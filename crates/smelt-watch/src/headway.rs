@@ -17,6 +17,8 @@ const DONE_MIN: f64 = 0.005;
 pub struct Headway<'a> {
     /// The part that is done, from 0 to 1.
     pub done: f64,
+    /// How many units are done of how many, where it counts some.
+    pub counts: Option<[u64; 2]>,
     /// What it does now.
     pub what: &'a str,
 }
@@ -26,18 +28,18 @@ impl<'a> Headway<'a> {
     pub fn parse(line: &'a str) -> Option<Self> {
         let (share, what) = line.trim_start().strip_prefix('[')?.split_once(']')?;
         let share = share.trim();
-        let done = match share.strip_suffix('%') {
-            Some(percent) => number(percent.trim_end())? / 100.0,
+        let (done, counts) = match share.strip_suffix('%') {
+            Some(percent) => (number(percent.trim_end())? / 100.0, None),
             None => {
                 let (done, all) = share.split_once('/')?;
                 let (done, all) = (whole(done)?, whole(all)?);
                 if all == 0 {
                     return None;
                 }
-                done as f64 / all as f64
+                (done as f64 / all as f64, Some([done, all]))
             }
         };
-        (0.0..=1.0).contains(&done).then(|| Self { done, what: what.trim() })
+        (0.0..=1.0).contains(&done).then(|| Self { done, counts, what: what.trim() })
     }
 
     /// `42 %`.  Only the end is 100 %.
@@ -92,17 +94,22 @@ impl Pace {
         self.points.last().map(|(_, done)| *done)
     }
 
-    /// How long the rest takes, seen at `now`, if it goes on as in the later half of what was seen;
-    /// `None` while too little was seen to say, and when it should be over already.
-    pub fn left(&self, now: Duration) -> Option<Duration> {
+    /// The part that is done in a second, as in the later half of what was seen; `None` while too little was seen
+    /// to say.
+    pub fn speed(&self) -> Option<f64> {
         let (first, (last_at, last)) = (self.points.first()?, *self.points.last()?);
         let middle = first.0 + last_at.saturating_sub(first.0) / 2;
         let (at, done) = *self.points.iter().rfind(|(at, _)| *at <= middle)?;
-        let (took, gained) = (last_at.saturating_sub(at), last - done);
-        if last_at.saturating_sub(first.0) < SEEN_MIN || last - first.1 < DONE_MIN {
-            return None;
-        }
-        let rest = Duration::try_from_secs_f64((1.0 - last) / gained * took.as_secs_f64()).ok()?;
+        let is_enough = last_at.saturating_sub(first.0) >= SEEN_MIN && last - first.1 >= DONE_MIN;
+        let speed = (last - done) / last_at.saturating_sub(at).as_secs_f64();
+        (is_enough && speed.is_finite()).then_some(speed)
+    }
+
+    /// How long the rest takes, seen at `now`, if it goes on at that speed; `None` while too little was seen to say,
+    /// and when it should be over already.
+    pub fn left(&self, now: Duration) -> Option<Duration> {
+        let (last_at, last) = *self.points.last()?;
+        let rest = Duration::try_from_secs_f64((1.0 - last) / self.speed()?).ok()?;
         rest.checked_sub(now.saturating_sub(last_at)).filter(|rest| !rest.is_zero())
     }
 }
@@ -132,6 +139,8 @@ mod tests {
         check("[ 50%] Building CXX object a.o", Some((0.5, "Building CXX object a.o")));
         check("  [12.5 %] x", Some((0.125, "x")));
         check("[3/3]", Some((1.0, "")));
+        assert_eq!(Headway::parse("[1/4] a").unwrap().counts, Some([1, 4]));
+        assert_eq!(Headway::parse("[25%] a").unwrap().counts, None);
         for other in [
             "",
             "packing",
@@ -189,6 +198,18 @@ mod tests {
         assert_eq!(left(&[(0.0, 0.0), (60.0, 0.001)], 60.0), None);
         // It went back, so it began anew.
         assert_eq!(left(&[(0.0, 0.0), (10.0, 0.5), (11.0, 0.1)], 11.0), None);
+    }
+
+    #[test]
+    fn a_speed_is_that_of_the_later_half() {
+        let speed = |points: &[(f64, f64)]| {
+            let mut pace = Pace::default();
+            points.iter().for_each(|(seconds, done)| pace.take(at(*seconds), *done));
+            pace.speed().map(|speed| (speed * 1000.0).round() / 1000.0)
+        };
+        assert_eq!(speed(&[(0.0, 0.0), (10.0, 0.2), (20.0, 0.6)]), Some(0.04));
+        assert_eq!(speed(&[(0.0, 0.0), (2.0, 0.5)]), None);
+        assert_eq!(speed(&[]), None);
     }
 
     #[test]

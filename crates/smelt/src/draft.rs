@@ -152,7 +152,8 @@ impl Draft<'_> {
         ]
     }
 
-    /// The decoder: rounded where it is, its engine, the proof, and the deployment.
+    /// The decoder: rounded where it is, its engine, the deployment behind the comparison of weights, and what the
+    /// reference says.
     fn decoder(&self, sees: bool) -> Vec<String> {
         let vision = if sees { "vision = \"vision-engine\"\n" } else { "" };
         let rounded = if self.rounds() { "llm-quant" } else { "checkpoint" };
@@ -173,11 +174,15 @@ impl Draft<'_> {
             engine.max(3),
             retry("llm-engine")
         ));
+        let engines = format!("{vision}llm = \"llm-engine\"\nagainst = \"checkpoint\"\n{weights}");
         stages.push(format!(
-            "# Every weight, and what they compute.\n[stage.verify]\nkind = \"verify\"\n{vision}llm = \"llm-engine\"\nagainst = \"checkpoint\"\n{weights}limits = {{ memory = \"{}GiB\", timeout = \"8h\" }}\n",
-            (engine + SPARE_GIB).max(4)
+            "# Every weight.\n[stage.weights]\nkind = \"verify\"\n{engines}weights-only = true\nlimits = {{ memory = \"1GiB\", timeout = \"8h\" }}\n"
         ));
         stages.push(self.deployment(sees, vision, engine));
+        stages.push(format!(
+            "# What it computes is held against the reference behind the deployment, which may be asked meanwhile.\n[stage.verify]\nkind = \"verify\"\n{engines}compared = \"weights\"\nlimits = {{ memory = \"{}GiB\", timeout = \"8h\" }}\n",
+            (engine + SPARE_GIB).max(4)
+        ));
         stages
     }
 
@@ -195,7 +200,7 @@ impl Draft<'_> {
 
     fn deployment(&self, sees: bool, vision: &str, engine: u64) -> String {
         let mut text = format!(
-            "[stage.deployment]\nkind = \"deployment\"\nmodel = {}\ncheckpoint = \"checkpoint\"\n{vision}llm = \"llm-engine\"\nverified = \"verify\"\nmax-seq-len = \"${{max_seq_len}}\"\nslots = \"${{slots}}\"\n",
+            "[stage.deployment]\nkind = \"deployment\"\nmodel = {}\ncheckpoint = \"checkpoint\"\n{vision}llm = \"llm-engine\"\nverified = \"weights\"\nmax-seq-len = \"${{max_seq_len}}\"\nslots = \"${{slots}}\"\n",
             quoted(&self.model)
         );
         if sees {

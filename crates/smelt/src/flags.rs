@@ -230,6 +230,9 @@ pub(crate) struct RunFlags {
     /// Print the report as JSON instead of the table
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print what happens as JSON lines while it happens; the last one has the report
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) events: bool,
 }
 
 #[cfg(feature = "build")]
@@ -249,6 +252,7 @@ impl RunFlags {
             no_wait: false,
             warm_up: false,
             json: false,
+            events: false,
         }
     }
 }
@@ -306,6 +310,9 @@ pub(crate) struct ChatFlags {
     pub(crate) video: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) frames: FrameFlags,
+    /// Do not hold engines against the reference behind the conversation, where that was left for later
+    #[arg(long)]
+    pub(crate) no_check: bool,
     /// The most tokens to answer with
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) max_tokens: usize,

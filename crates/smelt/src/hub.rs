@@ -5,6 +5,7 @@
 use std::time::{Duration, Instant};
 
 use smelt_hub::{Address, Commit, Hub, HubError, Progress};
+use smelt_watch::headway::Pace;
 
 use crate::exit::{Exit, Failed};
 use crate::table::bytes;
@@ -62,6 +63,7 @@ pub(crate) fn fetch(
     say: &mut dyn FnMut(&str),
 ) -> Result<std::path::PathBuf, HubError> {
     let mut told: Option<(String, Instant)> = None;
+    let (began, mut pace) = (Instant::now(), Pace::default());
     hub.download(address, commit, &mut |progress| {
         let is_due = |file: &str| {
             told.as_ref().is_none_or(|(last, at)| last != file || at.elapsed() >= TELL_PERIOD)
@@ -75,12 +77,45 @@ pub(crate) fn fetch(
                 ));
             }
             Progress::Fetching { file, done_bytes, all_bytes } => {
+                let counts = [*done_bytes, *all_bytes];
+                pace.take(began.elapsed(), share(counts));
                 if is_due(file) {
-                    let (done, all) = (bytes(*done_bytes), bytes(*all_bytes));
-                    say(&format!("[{done_bytes}/{all_bytes}] fetching {file}: {done} of {all}"));
+                    say(&fetching(file, counts, pace.speed()));
                     told = Some(((*file).to_owned(), Instant::now()));
                 }
             }
         }
     })
+}
+
+/// The part of the bytes that is here.
+fn share([done, all]: [u64; 2]) -> f64 {
+    if all == 0 { 1.0 } else { done as f64 / all as f64 }
+}
+
+/// `[34/99] fetching FILE: 12.0 MiB of 99.0 MiB, 3.2 MiB/s`; without a speed as long as it is not known.
+fn fetching(file: &str, [done, all]: [u64; 2], speed: Option<f64>) -> String {
+    let rate = speed.map(|speed| format!(", {}/s", bytes((speed * all as f64) as u64)));
+    let (rate, [have, whole]) = (rate.unwrap_or_default(), [done, all].map(bytes));
+    format!("[{done}/{all}] fetching {file}: {have} of {whole}{rate}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_download_says_how_fast_it_is_when_that_is_known() {
+        let check = |speed, expect: &str| {
+            let line = fetching("m.gguf", [12 << 20, 48 << 20], speed);
+            assert_eq!(
+                line,
+                format!("[12582912/50331648] fetching m.gguf: 12.0 MiB of 48.0 MiB{expect}")
+            );
+        };
+        check(None, "");
+        check(Some(0.25), ", 12.0 MiB/s");
+        check(Some(0.001), ", 49 KiB/s");
+        assert_eq!([share([1, 4]), share([0, 0])], [0.25, 1.0]);
+    }
 }

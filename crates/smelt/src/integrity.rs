@@ -14,12 +14,8 @@ use smelt_exec::boot_id;
 use smelt_plan::Digest;
 use smelt_store::{Store, Wait};
 
-use crate::console::tell;
 use crate::exit::Failed;
 use crate::load;
-
-/// An engine larger than this is checked audibly: it takes a second or more.
-const AUDIBLE_BYTES: u64 = 1 << 30;
 
 /// Runs `check` unless the engines in `dirs` passed it since the machine was started, and are as they
 /// were.  Without a store nobody remembers.
@@ -43,19 +39,20 @@ fn once(
     dirs: &[PathBuf],
     check: impl FnOnce() -> Result<(), OpenError>,
 ) -> Result<(), Failed> {
-    let (looks, bytes) = looks(dirs);
+    let (looks, _) = looks(dirs);
     let (name, looks) = (name(dirs), format!("boot {}\n{looks}", boot_id()).into_bytes());
     if store.and_then(|store| store.note(&name)).is_some_and(|noted| noted == looks) {
         return Ok(());
-    }
-    if bytes >= AUDIBLE_BYTES {
-        let gigabytes = bytes as f64 / 1e9;
-        tell(format_args!("comparing {gigabytes:.1} GB with their digests, once a boot"));
     }
     check().map_err(Failed::invalid)?;
     // Without a note the next start checks again.
     _ = store.map(|store| store.keep_note(&name, &looks));
     Ok(())
+}
+
+/// The bytes of all files of the engines in `dirs`.
+pub(crate) fn bytes(dirs: &[PathBuf]) -> u64 {
+    looks(dirs).1
 }
 
 /// The name of a note on these engines.

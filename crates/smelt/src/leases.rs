@@ -33,9 +33,9 @@ struct Used {
 
 /// An output in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Sealed {
-    root: PathBuf,
-    tree: Digest,
+pub(crate) struct Sealed {
+    pub(crate) root: PathBuf,
+    pub(crate) tree: Digest,
 }
 
 impl Leases {
@@ -96,7 +96,7 @@ fn by_store(targets: &[Used]) -> BTreeMap<PathBuf, Vec<Digest>> {
 }
 
 /// Where in a store a deployment lies, if in one: `ROOT/out/DIGEST`.
-fn sealed(dir: &Path) -> Option<Sealed> {
+pub(crate) fn sealed(dir: &Path) -> Option<Sealed> {
     let dir = dir.canonicalize().ok()?;
     let tree = dir.file_name()?.to_str()?.parse().ok()?;
     let out = dir.parent().filter(|out| out.file_name().is_some_and(|name| name == "out"))?;

@@ -13,6 +13,7 @@ mod bug;
 mod built;
 mod cards;
 mod carried;
+mod check;
 mod claim;
 mod commands;
 mod console;
@@ -29,9 +30,12 @@ mod leases;
 mod leftovers;
 mod live;
 mod load;
+mod loading;
 mod model_name;
 mod paint;
+mod phases;
 mod pins;
+mod proof;
 mod report;
 mod shipped;
 mod speeds;
@@ -49,9 +53,13 @@ mod checkpoint;
 #[cfg(feature = "build")]
 mod checkpoints;
 #[cfg(feature = "build")]
+mod course;
+#[cfg(feature = "build")]
 mod device_profile;
 #[cfg(feature = "build")]
 mod draft;
+#[cfg(feature = "build")]
+mod events;
 #[cfg(feature = "build")]
 mod export_options;
 #[cfg(feature = "build")]

@@ -1,60 +1,64 @@
-//! Tells the user what goes on, on standard error: a line per event, and on a terminal one live
-//! line for each stage that runs.
+//! Tells the user what goes on, on standard error: a line per event, and on a terminal one live line for each stage
+//! that runs, with one for the whole run below.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
 
 use smelt_exec::{AttemptReport, Progress};
+use smelt_plan::StageId;
 use smelt_plan::admission::{Forecast, Room};
-use smelt_plan::{Plan, StageId};
 
 use crate::console::{is_quiet, is_verbose, tell, tell_raw};
+use crate::course::Course;
 use crate::live::{Foot, Size};
 use crate::paint::{Paint, Stream, paint};
 use crate::table::{bytes, seconds};
-use crate::telling::{Doing, HEARTBEAT};
+use crate::telling::HEARTBEAT;
 
-pub(crate) struct Display<'a> {
-    plan: &'a Plan,
+/// How often somebody without a terminal hears how far the whole run is.
+const WHOLE_HEARTBEAT: Duration = Duration::from_secs(60);
+
+pub(crate) struct Display {
+    course: Course,
     is_terminal: bool,
-    running: BTreeMap<StageId, Running>,
+    /// When the user last heard of a stage in a line that stays.
+    told: BTreeMap<StageId, Instant>,
+    /// When the user last heard of the whole run so.
+    told_whole: Instant,
     /// Why the last attempt of a stage failed: told with the next one, or at the end of the run.
     failed: BTreeMap<StageId, String>,
     foot: Foot,
 }
 
-/// A stage that runs.
-struct Running {
-    /// Its live line.
-    line: String,
-    doing: Doing,
-    /// When the user last heard of it in a line that stays.
-    told: Instant,
-}
-
-impl<'a> Display<'a> {
-    pub(crate) fn new(plan: &'a Plan) -> Self {
+impl Display {
+    /// Of a run that has not begun.
+    pub(crate) fn new(course: Course) -> Self {
         Self {
-            plan,
+            course,
             is_terminal: stderr().is_terminal() && !is_quiet(),
-            running: BTreeMap::new(),
+            told: BTreeMap::new(),
+            told_whole: Instant::now(),
             failed: BTreeMap::new(),
             foot: Foot::default(),
         }
     }
 
+    /// How far the run is.
+    pub(crate) fn course(&self) -> &Course {
+        &self.course
+    }
+
     pub(crate) fn show(&mut self, progress: &Progress<'_>) {
+        self.course.hear(progress);
         match progress {
             Progress::Hit(stage) => {
                 self.line(&format!("{} {}", self.label(*stage), good("hit")));
             }
-            Progress::Started { stage, attempt, changed } => {
+            Progress::Started { stage, attempt, changed, .. } => {
                 self.started(*stage, *attempt, *changed);
             }
-            Progress::Running { stage, elapsed, rss_bytes, last_line } => {
-                self.running(*stage, *elapsed, *rss_bytes, last_line);
-            }
+            Progress::Running { stage, .. } => self.running(*stage),
             Progress::Ended(stage, report) => self.ended(*stage, report),
             Progress::Held(stage) => self.line(&format!(
                 "{} is being built by another run; waiting for it",
@@ -100,15 +104,13 @@ impl<'a> Display<'a> {
     }
 
     fn label(&self, stage: StageId) -> String {
-        format!("[{}/{}] {}", stage.index() + 1, self.plan.len(), self.plan.stage(stage).name)
+        self.course.label(stage)
     }
 
     /// A terminal sees on the stage's live line that it runs.
     fn started(&mut self, stage: StageId, attempt: u32, changed: Option<&str>) {
         let label = self.label(stage);
-        let line = format!("{label} starts");
-        let running = Running { line, doing: Doing::default(), told: Instant::now() };
-        self.running.insert(stage, running);
+        self.told.insert(stage, Instant::now());
         match attempt {
             1 if self.is_terminal => self.draw(),
             1 => self.line(&format!("{label} started")),
@@ -139,7 +141,7 @@ impl<'a> Display<'a> {
     }
 
     fn ended(&mut self, stage: StageId, report: &AttemptReport) {
-        self.running.remove(&stage);
+        self.told.remove(&stage);
         let label = self.label(stage);
         let text = match &report.message {
             None => format!(
@@ -159,22 +161,28 @@ impl<'a> Display<'a> {
         self.line(&text);
     }
 
-    fn running(&mut self, stage: StageId, elapsed: Duration, rss_bytes: u64, last_line: &str) {
-        let label = self.label(stage);
-        let Some(running) = self.running.get_mut(&stage) else { return };
-        running.doing.hear(elapsed, last_line);
-        let (took, held) = (seconds(elapsed.as_secs_f64()), bytes(rss_bytes));
-        running.line = format!("{label} {took} {held} {}", running.doing.words(elapsed));
-        let is_news = running.doing.is_news();
-        if is_verbose() && is_news {
-            let line = running.line.clone();
+    fn running(&mut self, stage: StageId) {
+        let Some(line) = self.course.line(stage.index()) else { return };
+        let is_due = self.told.get(&stage).is_some_and(|told| told.elapsed() >= HEARTBEAT);
+        if is_verbose() && self.course.is_news(stage) {
             self.line(&line);
         } else if self.is_terminal {
             self.draw();
-        } else if running.told.elapsed() >= HEARTBEAT {
-            running.told = Instant::now();
-            let line = running.line.clone();
+        } else if is_due {
+            self.told.insert(stage, Instant::now());
             self.line(&line);
+            self.whole();
+        }
+    }
+
+    /// Says how far the whole run is, where a stage's line does not tell and it was not said a moment ago.
+    fn whole(&mut self) {
+        if self.told_whole.elapsed() < WHOLE_HEARTBEAT {
+            return;
+        }
+        if let Some(whole) = self.course.whole() {
+            self.told_whole = Instant::now();
+            self.line(&whole);
         }
     }
 
@@ -186,10 +194,15 @@ impl<'a> Display<'a> {
 
     /// Writes the live lines anew.
     fn draw(&mut self) {
-        if self.running.is_empty() || !self.is_terminal {
+        if !self.is_terminal {
             return;
         }
-        let lines: Vec<String> = self.running.values().map(|one| one.line.clone()).collect();
+        let mut lines: Vec<String> =
+            self.course.running().filter_map(|at| self.course.line(at)).collect();
+        if lines.is_empty() {
+            return;
+        }
+        lines.extend(self.course.whole());
         tell_raw(&self.foot.draw(&lines, Size::of(&stderr())));
     }
 }

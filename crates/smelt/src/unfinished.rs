@@ -79,6 +79,7 @@ impl RunArguments {
             priority: self.priority,
             jobs: self.jobs,
             no_wait: false,
+            events: false,
             warm_up: false,
             json: false,
         }

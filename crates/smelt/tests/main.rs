@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // A test that cannot go on has failed.
 
 mod accuracy;
+mod behind;
 mod by_name;
 mod calibration;
 mod confinement;

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::world::{World, anywhere, data, until};
+use crate::world::{World, anywhere, data, halved, until};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
 
@@ -306,4 +306,62 @@ fn the_share_that_is_done_is_shown() {
     world.write("go", "");
     let (text, _) = terminal.end();
     assert!(text.contains("sealed"), "{text}");
+}
+
+/// Pipelines of three stages in a row, of which the first waits for the file `go` and says a share in a line that is
+/// wider than the terminal.
+fn waiting() -> World {
+    let first =
+        "a::echo \"[ 40%] compiling $WIDE\"; while ! test -e $GO; do sleep 0.02; done; echo a > o";
+    let world = World::of_commands(&[first, "b:a:echo b > o", "c:b:echo c > o"]);
+    let (go, wide) = (world.path("go").display().to_string(), "x".repeat(usize::from(COLUMNS)));
+    let text = world.read("p.toml").replace("$GO", &go).replace("$WIDE", &wide);
+    world.write("p.toml", &text);
+    world
+}
+
+/// A build is one view: what each stage does, and below how far all of it is, which nobody knows the first time.
+#[test]
+fn a_run_shows_how_far_all_of_it_is_and_leaves_nothing_live() {
+    let world = waiting();
+    let mut terminal = Terminal::start(&mut world.command(&["run", "p.toml"]));
+    terminal.wait_for("0 of 3 stages, 3 stages of unknown time left");
+    terminal.wait_for(" 40 %: compiling xxx");
+    let screen = terminal.parser.screen();
+    assert!((0..ROWS).all(|row| !screen.row_wrapped(row)), "{}", screen.contents());
+    world.write("go", "");
+    let (text, _) = terminal.end();
+    assert!(!text.contains("of 3 stages") && !text.contains("compiling"), "{text}");
+    // What was timed is known the next time.
+    std::fs::remove_file(world.path("go")).unwrap();
+    let mut terminal = Terminal::start(&mut world.command(&["run", "p.toml", "--force", "a"]));
+    let text = terminal.wait_for("0 of 3 stages, ");
+    assert!(!text.contains("unknown") && text.contains(" left"), "{text}");
+    world.write("go", "");
+    let (text, _) = terminal.end();
+    assert!(!text.contains("of 3 stages"), "{text}");
+}
+
+/// A conversation begins before its check has ended, and hears once how that ended.
+#[test]
+fn a_conversation_is_told_once_how_the_check_behind_it_ended() {
+    let world = World::new(&halved(DEMO));
+    world.run(&["--only", "deployment"]);
+    let mut terminal = Terminal::start(&mut world.command(&["chat", "p.toml"]));
+    let text = terminal.wait_for("/quit ends");
+    assert_eq!(text.matches("not verified yet").count(), 1, "{text}");
+    let text = terminal.wait_for("verified: it computes what the reference does");
+    assert!(text.trim_end().ends_with('>'), "the prompt is there again:\n{text}");
+    terminal.types("What number is written?\n");
+    terminal.wait_for("answered; first token");
+    terminal.types("/quit\n");
+    let (text, _) = terminal.end();
+    assert_eq!(text.matches("verified: it computes").count(), 1, "{text}");
+    assert!(!text.contains("is stopped"), "{text}");
+    // The next one has nothing to say of it.
+    let mut terminal = Terminal::start(&mut world.command(&["chat", "p.toml"]));
+    let text = terminal.wait_for("/quit ends");
+    assert!(!text.contains("verified"), "{text}");
+    terminal.types("/quit\n");
+    terminal.end();
 }

@@ -31,6 +31,47 @@ fn a_captured_board_is_shown() {
     assert_eq!(json.stdout.lines().count(), 1);
 }
 
+/// What a run shows to a person a program hears as lines: what happens, how far what runs is, the report last.
+#[test]
+fn a_run_tells_programs_what_happens() {
+    let world = World::of_commands(&[]);
+    let go = world.path("go").display().to_string();
+    let first = format!("a: : echo '[1/4] packing'; cat {go}; echo a > o");
+    world.write("p.toml", &commands(&[&first, "b:a:echo b > o"]));
+    nix::unistd::mkfifo(&world.path("go"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut run = world.command(&["run", "p.toml", "--events"]);
+    let mut run = run.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let lines = BufReader::new(run.stdout.take().unwrap()).lines();
+    let mut events = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let first = events.next().unwrap();
+    assert_eq!((&first["event"], &first["detail"]["stage"]), (&json!("start"), &json!("a")));
+    let says = |event: &Value| event["event"] == "running" && event["detail"]["done"] == 0.25;
+    let running = events.find(says).unwrap();
+    let detail = &running["detail"];
+    assert_eq!((&detail["stage"], &detail["doing"]), (&json!("a"), &json!("packing")));
+    assert!(detail["held_bytes"].is_u64() && detail["rss_bytes"].is_u64(), "{running}");
+    assert_eq!(detail["run"]["stages"], 2, "{running}");
+    assert_eq!(detail["run"]["stages_untimed"], 2, "nobody has timed them: {running}");
+    assert!(detail["run"]["left_s"].is_null(), "{running}");
+    std::fs::write(go, "").unwrap();
+    let rest: Vec<Value> = events.collect();
+    assert_eq!(run.wait().unwrap().code(), Some(0));
+    let ended = rest.iter().filter(|event| event["event"] == "ended");
+    let ended: Vec<&Value> = ended.map(|event| &event["detail"]["stage"]).collect();
+    assert_eq!(ended, ["a", "b"]);
+    let last = rest.last().unwrap();
+    assert_eq!((&last["event"], &last["detail"]["status"]), (&json!("end"), &json!("ok")));
+    // A program that reads the report alone finds it where the journal has it, too.
+    let report = world.smelt(&["report", "--json"]).stdout;
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(last["detail"]["stages"], report["stages"]);
+    let hits = world.smelt(&["run", "p.toml", "--events"]).stdout;
+    let hits = hits.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let hits: Vec<Value> = hits.map(|event| event["event"].clone()).collect();
+    assert_eq!(hits, ["hit", "hit", "end"]);
+    assert_eq!(world.smelt(&["run", "p.toml", "--events", "--json"]).code, Some(2));
+}
+
 #[test]
 fn nobody_to_watch_is_one_line() {
     let world = World::of_commands(&[]);

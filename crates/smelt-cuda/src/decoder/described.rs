@@ -71,7 +71,7 @@ impl Decoder for DescribedDecoder {
         self.refused()
     }
 
-    fn verify_digest(&self) -> Result<(), OpenError> {
-        self.dir.verify_digest()
+    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.dir.verify_digest(told)
     }
 }

@@ -384,16 +384,18 @@ impl DecoderDir {
         self.weights.read_exact_at(buffer, at).map_err(read)
     }
 
-    /// Reads all of `weights.bin` and compares its hash with `engine.json`.
+    /// Reads all of `weights.bin` and compares its hash with `engine.json`; `told` hears how many bytes were read, piece by
+    /// piece.
     ///
     /// # Errors
     /// When they differ.
-    pub(super) fn verify_digest(&self) -> Result<(), OpenError> {
+    pub(super) fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
         let (mut hash, mut buffer) = (Sha256::new(), vec![0; READ_BYTES]);
         for at in (0..self.weights_bytes).step_by(READ_BYTES) {
             let some = (self.weights_bytes - at).min(READ_BYTES as u64) as usize;
             self.read_at(at, &mut buffer[..some])?;
             hash.update(&buffer[..some]);
+            told(some as u64);
         }
         let found = hex(&hash.finalize());
         if found == self.sha256 {
@@ -545,7 +547,7 @@ mod tests {
         assert_eq!((read(&opened, "a"), read(&opened, "b")), (vec![1, 2, 3, 4], vec![5; 4]));
         assert_eq!(opened.tensors().count(), 2);
         assert_eq!(opened.weights_bytes, 4096);
-        opened.verify_digest().unwrap();
+        opened.verify_digest(&mut |_| ()).unwrap();
     }
 
     #[track_caller]
@@ -586,7 +588,7 @@ mod tests {
         let mut bytes = fs::read(&weights).unwrap();
         bytes[1] ^= 1;
         fs::write(&weights, &bytes).unwrap();
-        let error = DecoderDir::open(dir.path()).unwrap().verify_digest().unwrap_err().to_string();
+        let error = DecoderDir::open(dir.path()).unwrap().verify_digest(&mut |_| ()).unwrap_err().to_string();
         assert!(error.contains("sha256"), "{error}");
         fs::write(&weights, &bytes[..100]).unwrap();
         let error = DecoderDir::open(dir.path()).unwrap_err().to_string();

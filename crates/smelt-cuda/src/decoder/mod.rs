@@ -364,8 +364,8 @@ impl Decoder for CudaDecoder {
         }
     }
 
-    fn verify_digest(&self) -> Result<(), OpenError> {
-        self.dir.verify_digest()
+    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.dir.verify_digest(told)
     }
 }
 

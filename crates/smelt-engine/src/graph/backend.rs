@@ -36,8 +36,8 @@ impl Graph for GraphEngine {
         self.pause = shared.map(|shared| Pause(Arc::new(move || shared.wait_for_prompts())));
     }
 
-    fn verify_digest(&self) -> Result<(), OpenError> {
-        self.verify_digest()
+    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.verify_digest(told)
     }
 
     fn untuned(&self) -> Option<&str> {

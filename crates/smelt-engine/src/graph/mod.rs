@@ -172,12 +172,12 @@ impl GraphEngine {
         &self.file.engine.outputs
     }
 
-    /// Compares the weights with the hash in `engine.json`; reads all of them.
+    /// Compares the weights with the hash in `engine.json`; reads all of them, and tells `told` of each piece's bytes.
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self) -> Result<(), OpenError> {
-        self.file.verify_digest()
+    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.file.verify_digest(told)
     }
 
     /// The constant `name`, if it is of floats and a node reads it.

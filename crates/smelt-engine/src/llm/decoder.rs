@@ -74,8 +74,8 @@ impl Decoder for LlmEngine {
         self.shared.rest(self.took, reads_next)
     }
 
-    fn verify_digest(&self) -> Result<(), OpenError> {
-        self.verify_digest()
+    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.verify_digest(told)
     }
 
     fn untuned(&self) -> Option<&str> {

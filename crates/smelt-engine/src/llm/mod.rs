@@ -396,12 +396,12 @@ impl LlmEngine {
         self.cache.set_bytes_max(self.facts.limits.max_seq_len, bytes);
     }
 
-    /// Compares the weights with the hash in `engine.json`; reads all of them.
+    /// Compares the weights with the hash in `engine.json`; reads all of them, and tells `told` of each piece's bytes.
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self) -> Result<(), OpenError> {
-        self.file.verify_digest()
+    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.file.verify_digest(told)
     }
 
     /// Appends `prompt` to what `slot` holds, where more of it is still to come.

@@ -25,8 +25,8 @@ impl Graph for OnnxruntimeEngine {
         self.run(inputs)
     }
 
-    fn verify_digest(&self) -> Result<(), OpenError> {
-        self.verify_digest()
+    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.verify_digest(told)
     }
 
     fn constant(&self, name: &str) -> Option<Box<dyn Constant + '_>> {

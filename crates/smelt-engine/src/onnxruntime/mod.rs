@@ -97,15 +97,17 @@ impl OnnxruntimeEngine {
         &self.file.engine.outputs
     }
 
-    /// Compares graph and weights with the hashes in `engine.json`; reads all of them.
+    /// Compares graph and weights with the hashes in `engine.json`; reads all of them, and tells `told` of each piece's
+    /// bytes.
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self) -> Result<(), OpenError> {
-        self.file.verify_digest()?;
+    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.file.verify_digest(told)?;
         let path = self.file.dir().join(MODEL_FILE);
         let bytes =
             fs::read(&path).map_err(|source| OpenError::Read { path: path.clone(), source })?;
+        told(bytes.len() as u64);
         let (found, said) = (digest(&bytes), &self.file.engine.sha256);
         if found == *said {
             return Ok(());

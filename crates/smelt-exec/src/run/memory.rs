@@ -53,8 +53,8 @@ pub(super) struct Memory {
     is_strained: bool,
     /// The attempts that run, oldest first.
     running: Vec<StageId>,
-    /// What they are expected to take, in bytes.
-    expected: HashMap<StageId, u64>,
+    /// What they are expected to take.
+    expected: HashMap<StageId, Forecast>,
     waiting: Vec<Waiting>,
 }
 
@@ -74,6 +74,11 @@ impl Memory {
     pub(super) fn ended(&mut self, stage: StageId) {
         self.running.retain(|&other| other != stage);
         self.expected.remove(&stage);
+    }
+
+    /// What an attempt that has begun is expected to take.
+    pub(super) fn forecast(&self, stage: StageId) -> Option<Forecast> {
+        self.expected.get(&stage).copied()
     }
 
     /// Forgets a start that waits; whether there was one.
@@ -116,7 +121,7 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
             Admission::Start => {
                 self.memory.gives_up(start.stage);
                 if let Some(forecast) = forecast {
-                    self.memory.expected.insert(start.stage, forecast.bytes);
+                    self.memory.expected.insert(start.stage, forecast);
                 }
                 self.begin(start, waited)
             }
@@ -189,7 +194,7 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         let growth = |stage: &StageId| {
             let expected = self.memory.expected.get(stage)?;
             let held = self.controls.get(stage)?.seen().map_or(0, |seen| seen.held_bytes());
-            Some(expected.saturating_sub(held))
+            Some(expected.bytes.saturating_sub(held))
         };
         self.memory.running.iter().filter_map(growth).fold(0, u64::saturating_add)
     }

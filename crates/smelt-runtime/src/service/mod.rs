@@ -354,7 +354,19 @@ impl Service {
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn start(mut deployment: Deployment, options: Options) -> Result<Self, StartError> {
+    pub fn start(deployment: Deployment, options: Options) -> Result<Self, StartError> {
+        Self::start_heard(deployment, options, &mut |_| {})
+    }
+
+    /// As [`Self::start`]; `told` hears which part of what is run once is done, from 0 to 1.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start_heard(
+        mut deployment: Deployment,
+        options: Options,
+        told: &mut dyn FnMut(f64),
+    ) -> Result<Self, StartError> {
         let slots = deployment.llm.facts().limits.max_slots;
         let running_max = options.running_max.clamp(1, slots);
         // Who sees nothing keeps nothing for pictures.
@@ -362,7 +374,7 @@ impl Service {
         let options = if sees { options } else { options.without_pictures() };
         let picture_bytes = options.picture_bytes();
         let options = Options { running_max, ..options }.under_cap();
-        warm::up(&mut deployment, options.running_max)?;
+        warm::up(&mut deployment, options.running_max, told)?;
         let plan = give_memory(&mut *deployment.llm, &options, picture_bytes, 1)?;
         let place = deployment.llm.memory().place;
         let kv = deployment.llm.kv_usage();

@@ -8,19 +8,29 @@ use smelt_backend::{Decoder, RunError, SlotInput};
 
 use crate::deployment::Deployment;
 use crate::generate::GenerateError;
+use crate::vision::Vision;
 
 /// Tokens of the prompt that is read: a whole chunk of the engine's own.
 const TOKENS: usize = 128;
 
 /// Runs the vision engine over a sample of each size, reads a prompt and decodes batches of every
-/// size up to `running_max`.
+/// size up to `running_max`.  `told` hears which part of it is done, from 0 to 1.
 ///
 /// # Errors
 /// [`GenerateError`] when an engine fails.
-pub(super) fn up(deployment: &mut Deployment, running_max: usize) -> Result<(), GenerateError> {
+pub(super) fn up(
+    deployment: &mut Deployment,
+    running_max: usize,
+    told: &mut dyn FnMut(f64),
+) -> Result<(), GenerateError> {
+    let samples = deployment.vision.as_ref().map_or_else(Vec::new, Vision::samples);
+    // A prompt and batches of every size read the decoder's weights about as a sample reads the tower's.
+    let all = (samples.len() + 1) as f64;
+    told(0.0);
     if let Some(vision) = &deployment.vision {
-        for part in vision.samples() {
-            vision.encode(&part).map_err(GenerateError::Vision)?;
+        for (done, part) in (1..).zip(&samples) {
+            vision.encode(part).map_err(GenerateError::Vision)?;
+            told(f64::from(done) / all);
         }
     }
     let warmed = llm(&mut *deployment.llm, running_max);

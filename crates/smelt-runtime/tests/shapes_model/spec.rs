@@ -30,5 +30,6 @@ pub(crate) fn internvl(model: &str, image_size: usize, eos: Vec<u32>) -> Spec {
         places_per_second: None,
         eos,
         serving: Serving::default(),
+        verified: None,
     }
 }

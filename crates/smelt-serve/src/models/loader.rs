@@ -28,6 +28,12 @@ const LEAVE_TIME_MAX: Duration = Duration::from_secs(1);
 /// How often that is looked at.
 const LEAVE_TICK: Duration = Duration::from_millis(5);
 
+/// How often it is asked how checks stand that go on behind models.
+const CHECK_PERIOD: Duration = Duration::from_secs(5);
+/// The words for a check that has ended.
+pub(super) const PASSED: &str = "passed";
+const FAILED: &str = "failed";
+
 /// Why a model is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -49,6 +55,10 @@ pub struct DeploymentInfo {
     /// Of these, those of engines that live in a device's own memory.
     pub device_bytes: u64,
 }
+
+/// Says how the check stands that goes on behind the deployment in a directory: `passed`, `running`, `failed` or
+/// `open`; nothing where there is none.
+pub type Checked = Box<dyn Fn(&Path) -> Option<&'static str> + Send>;
 
 /// Says where a model's deployment is.
 pub type Find<E> = Box<dyn Fn() -> Result<DeploymentInfo, E> + Send>;
@@ -94,6 +104,8 @@ pub struct Source<E> {
     pub device_room: DeviceRoom,
     /// Loads it.
     pub open: Open<E>,
+    /// How its check stands.
+    pub check: Checked,
 }
 
 /// Hears how many bytes the models in memory and requests may take besides what they have: nothing yet when the first
@@ -143,7 +155,7 @@ impl<E: Display> Loader<E> {
         if let Some(first) = self.sources.first() {
             self.load(0, first.known.clone(), Purpose::First)?;
         }
-        let mut looked = Instant::now();
+        let (mut looked, mut checked) = (Instant::now(), Instant::now());
         loop {
             let may_take = self.may_take_bytes();
             (self.growth)(Some(may_take));
@@ -161,6 +173,11 @@ impl<E: Display> Loader<E> {
             }
             self.relieve();
             self.let_go();
+            if checked.elapsed() >= CHECK_PERIOD {
+                let awaiting = (0..self.sources.len()).filter(|&at| self.models.awaits_check(at));
+                awaiting.for_each(|at| self.check(at));
+                checked = Instant::now();
+            }
             if self.watch.is_some_and(|every| looked.elapsed() >= every) {
                 _ = self.refresh();
                 looked = Instant::now();
@@ -225,6 +242,25 @@ impl<E: Display> Loader<E> {
         self.retired.extend(self.models.ready(at, &found, running));
         self.sources[at].known = found.clone();
         self.held[at] = Some(found);
+        self.check(at);
+    }
+
+    /// Asks how the check of a model stands, and says what is news.
+    fn check(&self, at: usize) {
+        let Some(found) = &self.held[at] else { return };
+        let check = (self.sources[at].check)(&found.dir);
+        if !self.models.checked(at, check) {
+            return;
+        }
+        let model = &found.name;
+        match check {
+            Some(PASSED) => tracing::info!(model, "verified: it computes what the reference does"),
+            Some(FAILED) => tracing::error!(model, "its engines failed the reference check"),
+            Some(check) => {
+                tracing::warn!(model, "not verified yet: its reference check is {check}")
+            }
+            None => {}
+        }
     }
 
     /// Loads a model that somebody waits for, if it is not there by now.

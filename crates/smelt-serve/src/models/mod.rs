@@ -22,7 +22,7 @@ use tokio::time::timeout;
 
 use crate::error::ApiError;
 pub(crate) use loader::Loader;
-pub use loader::{DeploymentInfo, DeviceRoom, Find, Growth, Open, Purpose, Source, Unfit};
+pub use loader::{Checked, DeploymentInfo, DeviceRoom, Find, Growth, Open, Purpose, Source, Unfit};
 pub use running::Running;
 
 /// When to come again while a model is loaded: a second or two each gigabyte.
@@ -47,13 +47,31 @@ pub(crate) enum LoaderCommand {
     Refresh,
 }
 
+/// What is being done to load a model, and how far that is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LoadingStep {
+    /// In words, the share and the time that is left among them.
+    pub words: String,
+    /// The share that is done, from 0 to 1, where it is known.
+    pub done: Option<f64>,
+    /// Seconds that are left, where that is known.
+    pub left_s: Option<u64>,
+}
+
+impl From<&str> for LoadingStep {
+    /// What nobody knows the share of.
+    fn from(words: &str) -> Self {
+        Self { words: words.to_owned(), ..Self::default() }
+    }
+}
+
 /// How far a model is.
 #[derive(Clone, Debug)]
 enum State {
     /// Not in memory.
     Away,
     /// What is being done.
-    Loading(String),
+    Loading(LoadingStep),
     Ready(Model),
     Failed(Failure),
 }
@@ -83,12 +101,14 @@ pub(crate) struct Model {
     pub(crate) bytes: u64,
     /// Who does it.
     pub(crate) running: Running,
+    /// How the check stands that goes on behind it, where there is one.
+    pub(crate) check: Option<&'static str>,
 }
 
 impl Model {
     fn new(name: String, bytes: u64, running: Running) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        Self { name, created, bytes, running }
+        Self { name, created, bytes, running, check: None }
     }
 
     /// Who continues conversations and texts.
@@ -201,11 +221,11 @@ pub(crate) struct Models {
 }
 
 /// What `/health` says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Health {
     Ready,
     /// What is being done.
-    Loading(String),
+    Loading(LoadingStep),
     Draining,
     /// A thread is gone, which is a fault of smelt.
     Failed,
@@ -224,11 +244,14 @@ impl Progress {
         Self { models: Arc::clone(models), at }
     }
 
-    /// It is doing this now.
-    pub fn doing(&self, what: &str) {
-        tracing::info!("{what}");
+    /// It is doing this now.  Whoever asks hears of every step, the log of those that are news.
+    pub fn tell(&self, step: LoadingStep, is_news: bool) {
+        if is_news {
+            let LoadingStep { words, done, left_s } = &step;
+            tracing::info!(done, left_s, "{words}");
+        }
         if let Some(at) = self.at {
-            self.models.set(at, State::Loading(what.to_owned()));
+            self.models.set(at, State::Loading(step));
         }
     }
 }
@@ -240,7 +263,7 @@ impl Models {
         let entry = |name| Entry { name, state: State::Away, used: 0 };
         let mut entries: Vec<Entry> = names.into_iter().map(entry).collect();
         if let Some(first) = entries.first_mut() {
-            first.state = State::Loading("starting".to_owned());
+            first.state = State::Loading("starting".into());
         }
         let inner = Mutex::new(Inner { entries, ..Inner::default() });
         let (changed, has_begun, is_draining) = (Notify::new(), false.into(), false.into());
@@ -278,6 +301,22 @@ impl Models {
                 inner.moves.loads += 1;
                 None
             }
+        }
+    }
+
+    /// Whether the check of a model is still to pass.
+    fn awaits_check(&self, at: usize) -> bool {
+        match &self.inner().entries[at].state {
+            State::Ready(model) => model.check.is_some_and(|check| check != loader::PASSED),
+            State::Away | State::Loading(_) | State::Failed(_) => false,
+        }
+    }
+
+    /// How the check of a model stands; says whether that is news.
+    fn checked(&self, at: usize, check: Option<&'static str>) -> bool {
+        match &mut self.inner().entries[at].state {
+            State::Ready(model) => std::mem::replace(&mut model.check, check) != check,
+            State::Away | State::Loading(_) | State::Failed(_) => false,
         }
     }
 
@@ -363,7 +402,7 @@ impl Models {
     pub(crate) fn check(&self) -> Result<(), ApiError> {
         match self.health() {
             Health::Ready => Ok(()),
-            Health::Loading(doing) => Err(loading(&doing)),
+            Health::Loading(step) => Err(loading(&step.words)),
             Health::Draining => {
                 Err(ApiError::draining("the server is ending and takes nothing new"))
             }
@@ -385,7 +424,7 @@ impl Models {
         entry.used = used;
         match &entry.state {
             State::Ready(model) => Ok(model.clone()),
-            State::Loading(doing) => Err(loading(doing)),
+            State::Loading(step) => Err(loading(&step.words)),
             State::Away => Err(loading("it is not in memory")),
             State::Failed(failure) => {
                 let why = format!("the model {:?} cannot be loaded: {}", entry.name, failure.why);
@@ -431,7 +470,7 @@ impl Models {
             State::Away | State::Failed(_) => {
                 let is_ordered = self.orders.try_send(LoaderCommand::Load(at)).is_ok();
                 if is_ordered {
-                    *state = State::Loading("waiting for other models".to_owned());
+                    *state = State::Loading("waiting for other models".into());
                 }
                 is_ordered
             }
@@ -481,7 +520,7 @@ impl Models {
         };
         match inner.entries.first().map(|first| &first.state) {
             _ if states.any(is_dead) => Health::Failed,
-            Some(State::Loading(doing)) if !has_begun => Health::Loading(doing.clone()),
+            Some(State::Loading(step)) if !has_begun => Health::Loading(step.clone()),
             // What is not in memory is loaded when it is asked for.
             _ => Health::Ready,
         }

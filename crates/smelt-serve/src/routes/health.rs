@@ -13,14 +13,17 @@ use super::Shared;
 use super::call::Call;
 use crate::error::ApiError;
 use crate::metrics::Format;
-use crate::models::{Health, Model, Models};
+use crate::models::{Health, LoadingStep, Model, Models};
 
 /// 200 when there is an answer to be had, else 503 and why there is none.
 pub(super) async fn health(State(shared): State<Arc<Shared>>) -> Response {
     let (status, body) = match shared.models.health() {
         Health::Ready => (StatusCode::OK, json!({ "status": "ok" })),
-        Health::Loading(doing) => {
-            (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "loading", "progress": doing }))
+        Health::Loading(LoadingStep { words, done, left_s }) => {
+            let body = json!({
+                "status": "loading", "progress": words, "done": done, "left_s": left_s,
+            });
+            (StatusCode::SERVICE_UNAVAILABLE, body)
         }
         Health::Draining => (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "draining" })),
         Health::Failed => (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "failed" })),

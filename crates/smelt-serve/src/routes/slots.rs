@@ -206,6 +206,8 @@ fn told_of(model: &Model, shared: &Shared) -> Value {
         "endpoint_metrics": true,
         "webui": true,
         "is_sleeping": false,
+        // Where its engines are verified behind it: "passed", "running", "failed" or "open".
+        "check": model.check,
         "build_info": concat!("smelt-", env!("CARGO_PKG_VERSION")),
     })
 }

@@ -12,6 +12,7 @@ use smelt_plan::{Kind, Pipeline};
 use super::fit::{self, Weighed};
 use super::init;
 use super::run::{self, Start};
+use super::target::Extent;
 use crate::console::{tell, warn};
 use crate::device_profile::{self, Measure};
 use crate::draft;
@@ -42,16 +43,26 @@ pub(crate) fn run(flags: &BuildFlags) -> Result<Exit, Failed> {
     Ok(exit)
 }
 
-/// Builds a model on the way to its answer: the file of its pipeline.
-pub(super) fn on_the_way(model: &str) -> Result<PathBuf, Failed> {
-    let (Prepared { file, .. }, _) = prepare(model, &OverruleFlags::default(), None)?;
-    match run::run_as(&RunFlags::of(file.clone()), Start::OnTheWay)? {
+/// Builds a model on the way to its answer, all of its pipeline or what can be asked of it: the pipeline's file.
+pub(super) fn on_the_way(model: &str, extent: Extent) -> Result<PathBuf, Failed> {
+    let (Prepared { file, .. }, pipeline) = prepare(model, &OverruleFlags::default(), None)?;
+    let only = match extent {
+        Extent::All => Vec::new(),
+        Extent::Deployments => deployments(&pipeline),
+    };
+    match run::run_as(&RunFlags { only, ..RunFlags::of(file.clone()) }, Start::OnTheWay)? {
         Exit::Ok => Ok(file),
         exit => Err(Failed::new(
             exit,
             format!("{model} is not built yet; the same command goes on where this one ended"),
         )),
     }
+}
+
+/// The names of the stages that can be asked.
+fn deployments(pipeline: &Pipeline) -> Vec<String> {
+    let stages = pipeline.stages.iter().filter(|stage| stage.kind == Kind::Deployment);
+    stages.map(|stage| stage.name.to_string()).collect()
 }
 
 /// Writes or finds the pipeline of a model, and tells what it takes.

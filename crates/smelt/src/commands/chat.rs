@@ -1,5 +1,6 @@
 //! `smelt chat`: asks a built model about text and pictures, once or in a conversation.
 
+mod behind;
 mod details;
 mod looking;
 mod talk;
@@ -23,6 +24,7 @@ use smelt_runtime::stop;
 use smelt_runtime::template::Context;
 use smelt_serve::films;
 
+pub(super) use self::behind::Behind;
 use self::looking::Looking;
 use super::{open, target};
 use crate::cards;
@@ -31,6 +33,7 @@ use crate::console::{answer, tell, tell_all};
 use crate::exit::{Exit, Failed};
 use crate::film;
 use crate::flags::{ChatFlags, FrameFlags, SamplingFlags};
+use crate::loading::Loading;
 use crate::speeds;
 use crate::table;
 
@@ -50,11 +53,12 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     let dir = target::ready(&flags.target, &flags.sets);
     let dir = dir.map_err(|failed| turned(flags).unwrap_or(failed))?;
     open::expect(&dir, "chat", &flags.target)?;
+    let mut behind = Behind::of(&dir, flags.no_check)?;
     let max_seq_len = flags.max_seq_len.map(|tokens| tokens as usize);
     // However many a server would answer at once: one conversation takes, and tells others that it takes, its own room.
     let kv = KvOptions { kind: flags.kv, max_seq_len, max_slots: Some(1), ..KvOptions::default() };
-    let open = || -> Result<Deployment, Failed> {
-        let deployment = open::deployment(&dir, kv, &|doing| tell_all(doing))?;
+    let open = |loading: &mut Loading<'_>| -> Result<Deployment, Failed> {
+        let deployment = open::deployment(&dir, kv, loading)?;
         let image_options = flags.image_options.wanted();
         let deployment = deployment
             .with_image_options(&image_options)
@@ -69,24 +73,27 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
         ..SamplingParams::greedy(flags.max_tokens)
     };
     let Some(prompt) = &flags.prompt else {
-        return talk::talk(open()?, &sampling_params, flags);
+        let service = open::shown(&dir, |loading| talk::serve(open(loading)?, loading))?;
+        return talk::talk(&service, &sampling_params, flags, &mut behind);
     };
     let pictures = pictures(&flags.image)?;
-    let deployment = open()?;
+    let deployment = open::shown(&dir, open)?;
     let films = flags.video.iter().map(|path| film(path, &deployment.text, flags.frames));
     let films = films.collect::<Result<Vec<_>, _>>().map_err(Failed::model)?;
-    let answer = ask(deployment, prompt, films, pictures, &sampling_params)?;
+    let answer = ask(deployment, prompt, films, pictures, &sampling_params, &mut behind)?;
     speeds::keep(&dir, &answer);
+    behind.end()?;
     Ok(Exit::Ok)
 }
 
-/// Asks `prompt` about films and pictures, and says the answer as it grows.
+/// Asks `prompt` about films and pictures, and says the answer as it grows; ends with what is done behind it.
 pub(super) fn ask(
     mut deployment: Deployment,
     prompt: &str,
     films: Vec<MediaItem>,
     pictures: Vec<MediaItem>,
     sampling_params: &SamplingParams,
+    behind: &mut Behind,
 ) -> Result<Answer, Failed> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let plan = give_what_is_left(&mut *deployment.llm);
@@ -95,6 +102,7 @@ pub(super) fn ask(
     let is_apart = deployment.llm.memory().place == MemoryPlace::Device;
     let may_take = if is_apart { 0 } else { plan.bytes };
     let _claim = claim::open(NAME, served::own_bytes().saturating_add(may_take));
+    behind.begin();
     cut(&plan, deployment.text.max_seq_len).iter().for_each(tell);
     tell_all(details::of_memory(plan.bytes, plan.context_max));
     let turn = Turn::from_marked("user", prompt, pictures.len()).map_err(Failed::usage)?;

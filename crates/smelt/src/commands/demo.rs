@@ -5,7 +5,7 @@ use smelt_runtime::generate::SamplingParams;
 
 use super::{chat, open};
 use crate::carried;
-use crate::console::{tell, tell_all};
+use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::DemoFlags;
 
@@ -39,9 +39,11 @@ pub(crate) fn run(flags: &DemoFlags) -> Result<Exit, Failed> {
     paths.iter().for_each(|path| tell(format_args!("picture: {}", path.display())));
     tell(format_args!("asked: {prompt}"));
     let kv = KvOptions::default();
-    let deployment = open::deployment(&carried.deployment, kv, &|doing| tell_all(doing))?;
+    let dir = &carried.deployment;
+    let deployment = open::shown(dir, |loading| open::deployment(dir, kv, loading))?;
     let params = SamplingParams::greedy(ANSWER_MAX);
-    chat::ask(deployment, prompt, Vec::new(), shown, &params)?;
+    let behind = &mut chat::Behind::nothing();
+    chat::ask(deployment, prompt, Vec::new(), shown, &params, behind)?;
     tell(NEXT);
     Ok(Exit::Ok)
 }

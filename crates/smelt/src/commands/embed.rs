@@ -13,7 +13,7 @@ pub(crate) fn run(flags: &EmbedFlags) -> Result<Exit, Failed> {
     cards::want(flags.device);
     let dir = target::ready(&flags.target, &flags.sets)?;
     open::expect(&dir, "embed", &flags.target)?;
-    let encoder = open::encoder(&dir, &|_| ())?;
+    let encoder = open::shown(&dir, |loading| open::encoder(&dir, loading))?;
     let mut embeddings = Vec::new();
     for text in &flags.texts {
         let embedding = encoder.embed(text).map_err(Failed::model)?;

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use smelt_store::RunId;
 
 use crate::built::{self, Built};
+use crate::check::Checks;
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::ListFlags;
@@ -12,9 +13,9 @@ use crate::table::{Table, ago, bytes};
 
 pub(crate) fn run(flags: &ListFlags) -> Result<Exit, Failed> {
     let root = load::root()?;
-    let all = built::all()?;
+    let (all, checks) = (built::all()?, Checks::read());
     if flags.json {
-        let list: Vec<Value> = all.iter().map(|built| built.as_json(&all)).collect();
+        let list: Vec<Value> = all.iter().map(|built| listed(built, &all, &checks)).collect();
         answer(format_args!("{}\n", json!({ "store": root, "deployments": list })))?;
         return Ok(Exit::Ok);
     }
@@ -31,7 +32,7 @@ pub(crate) fn run(flags: &ListFlags) -> Result<Exit, Failed> {
         table.row([
             built.model.clone(),
             built.tree.short(),
-            built.kind.to_owned(),
+            format!("{}{}", built.kind, checks.of(built).map_or("", |check| check.remark())),
             built.from.clone().unwrap_or_else(|| "-".to_owned()),
             bytes(built.bytes),
             ago(built.idle_ns),
@@ -45,6 +46,13 @@ pub(crate) fn run(flags: &ListFlags) -> Result<Exit, Failed> {
         tell(format_args!("ask one by its name or its digest, as in: smelt {command} {name}"));
     }
     Ok(Exit::Ok)
+}
+
+/// A deployment, and how its check stands where more was to follow when it was made.
+fn listed(built: &Built, all: &[Built], checks: &Checks) -> Value {
+    let mut value = built.as_json(all);
+    value["check"] = json!(checks.of(built).map(|check| check.word()));
+    value
 }
 
 /// The pipeline's file, else its name, its stage, and what was set.

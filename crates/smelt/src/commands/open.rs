@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_backend::{Heading as EngineHeading, KvOptions, MemoryPlace, MemoryReport};
+use smelt_backend::{Heading as EngineHeading, KvOptions, MemoryPlace, MemoryReport, OpenError};
 use smelt_runtime::deployment::{self, Deployment, DeploymentError};
 use smelt_runtime::embed::{self, SentenceEncoder};
 use smelt_runtime::engine_dirs::EngineDirs;
@@ -15,6 +15,8 @@ use crate::console;
 use crate::device::{self, BACKENDS};
 use crate::exit::{Exit, Failed};
 use crate::integrity;
+use crate::loading::Loading;
+use crate::telling::Telling;
 
 /// What a deployment says of itself, whatever it does.
 pub(super) struct Heading {
@@ -128,41 +130,66 @@ pub(super) fn device_room(dir: &Path) -> Option<u64> {
     reports.filter_map(|report| report.room_bytes()).min()
 }
 
-/// Opens the deployment in `dir`, compares it with its digests once a boot, and tells `doing` what it does.
+/// Opens the deployment in `dir`, compares it with its digests once a boot, and tells `loading` how far that is.
 pub(super) fn deployment(
     dir: &Path,
     kv: KvOptions,
-    doing: &dyn Fn(&str),
+    loading: &mut Loading<'_>,
 ) -> Result<Deployment, Failed> {
     on_device(dir)?;
-    doing("opening the engines");
+    loading.opens();
     let deployment = Deployment::open_with(BACKENDS, dir, kv)?;
-    doing("comparing the engines with their digests");
-    integrity::once_a_boot(&heading(dir)?.engines, || deployment.verify_digests())?;
+    compare(dir, loading, |told| deployment.verify_digests(told))?;
     warn(deployment.untuned());
     Ok(deployment)
 }
 
 /// Opens the encoder in `dir` in the same way.
-pub(super) fn encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<SentenceEncoder, Failed> {
+pub(super) fn encoder(dir: &Path, loading: &mut Loading<'_>) -> Result<SentenceEncoder, Failed> {
     on_device(dir)?;
-    doing("opening the engine");
+    loading.opens();
     let encoder = SentenceEncoder::open(BACKENDS, dir)?;
-    doing("comparing the engine with its digests");
-    integrity::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
+    compare(dir, loading, |told| encoder.verify_digest(told))?;
     warn(encoder.untuned());
     Ok(encoder)
 }
 
 /// Opens the cross-encoder in `dir` in the same way.
-pub(super) fn cross_encoder(dir: &Path, doing: &dyn Fn(&str)) -> Result<CrossEncoder, Failed> {
+pub(super) fn cross_encoder(dir: &Path, loading: &mut Loading<'_>) -> Result<CrossEncoder, Failed> {
     on_device(dir)?;
-    doing("opening the engine");
+    loading.opens();
     let encoder = CrossEncoder::open(BACKENDS, dir)?;
-    doing("comparing the engine with its digests");
-    integrity::once_a_boot(&heading(dir)?.engines, || encoder.verify_digest())?;
+    compare(dir, loading, |told| encoder.verify_digest(told))?;
     warn(encoder.untuned());
     Ok(encoder)
+}
+
+/// Has the deployment in `dir` loaded, and shows how far that is.
+pub(super) fn shown<T>(
+    dir: &Path,
+    load: impl FnOnce(&mut Loading<'_>) -> Result<T, Failed>,
+) -> Result<T, Failed> {
+    let mut telling = Telling::new();
+    let mut hear = |line: &str| telling.hear(line);
+    load(&mut Loading::new(bytes(dir), &mut hear))
+}
+
+/// The bytes of the engines of the deployment in `dir`, by which its load is told; 0 where it cannot be read, which
+/// is told by whoever opens it.
+pub(super) fn bytes(dir: &Path) -> u64 {
+    heading(dir).map_or(0, |heading| integrity::bytes(&heading.engines))
+}
+
+/// Has the engines of the deployment in `dir` compared with their digests, unless that was done since the boot.
+fn compare(
+    dir: &Path,
+    loading: &mut Loading<'_>,
+    check: impl FnOnce(&mut dyn FnMut(u64)) -> Result<(), OpenError>,
+) -> Result<(), Failed> {
+    integrity::once_a_boot(&heading(dir)?.engines, || {
+        loading.compares();
+        check(&mut |bytes| loading.has_read(bytes))
+    })
 }
 
 fn warn(untuned: Option<&str>) {

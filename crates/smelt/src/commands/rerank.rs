@@ -10,7 +10,7 @@ use crate::flags::RerankFlags;
 pub(crate) fn run(flags: &RerankFlags) -> Result<Exit, Failed> {
     let dir = target::ready(&flags.target, &flags.sets)?;
     open::expect(&dir, "rerank", &flags.target)?;
-    let encoder = open::cross_encoder(&dir, &|_| ())?;
+    let encoder = open::shown(&dir, |loading| open::cross_encoder(&dir, loading))?;
     let mut scores = Vec::new();
     for (index, text) in flags.texts.iter().enumerate() {
         let score = encoder.scores([&flags.query, text]).map_err(Failed::model)?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -18,7 +18,9 @@ use smelt_plan::{Plan, StageId, WarmUp};
 use smelt_store::{StoreError, Wait};
 
 use crate::checkpoints::Checkpoints;
-use crate::console::{answer, fail, tell, warn};
+use crate::console::{answer, fail, offer, tell, warn};
+use crate::course::{self, Course};
+use crate::events::{self, Events};
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
 use crate::forecast::{self, Alike};
@@ -99,8 +101,16 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     exposed::lines(plan, folder, store.root(), confinement.way).into_iter().for_each(warn);
     let alike = Alike::read(store);
     let towers = Towers::of_run(&loaded)?;
-    let mut display = Display::new(plan);
-    let mut show = |progress: &Progress<'_>| display.show(progress);
+    let expected = course::expected(plan, &last);
+    let course = Course::new(plan, &wishes.only, &expected, flags.jobs);
+    let (mut display, mut events) = (Display::new(course), Events::default());
+    let begin = Instant::now();
+    let mut show = |progress: &Progress<'_>| {
+        display.show(progress);
+        if flags.events {
+            offer_event(events.line(plan, display.course(), progress, begin.elapsed()));
+        }
+    };
     let mut runner = |check: BTreeSet<StageId>, wishes| {
         let orders = &|task: &Task<'_>| stage::order::order(task, folder);
         let forecasts = &|task: &Task<'_>| forecast::of_task(task, &last, &alike, &towers);
@@ -221,9 +231,18 @@ fn not_begun(plan: &Plan, wishes: &Wishes, error: &StoreError) -> RunReport {
     }
 }
 
+/// Tells a program what happens; that nobody reads it any more, or that it cannot be written, ends no run.
+fn offer_event(line: Option<Value>) {
+    if let Some(line) = line {
+        let _ = offer(format_args!("{line}\n"));
+    }
+}
+
 fn answer_report(flags: &RunFlags, report: &RunReport, start: Start) -> Result<Exit, Failed> {
     if start == Start::OnTheWay {
         tell(table::summary(report));
+    } else if flags.events {
+        answer(format_args!("{}\n", events::end(report)))?;
     } else if flags.json {
         let text = serde_json::to_string(report).expect("a report holds only plain data");
         answer(format_args!("{text}\n"))?;

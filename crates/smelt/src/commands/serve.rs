@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use smelt_backend::{KvOptions, MAX_SLOTS_MAX};
 use smelt_exec::served;
@@ -15,19 +16,21 @@ use smelt_runtime::image::ImageOptions;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_serve::{
-    DECODING_BYTES, DeploymentInfo, Ended, Growth, Keys, Options, Progress, Purpose, Reach,
-    Running, ServeError, Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
+    DECODING_BYTES, DeploymentInfo, Ended, Growth, Keys, LoadingStep, Options, Progress, Purpose,
+    Reach, Running, ServeError, Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
 };
 
 use super::open::{self, Does, Heading};
 use super::target;
 use crate::cards;
-use crate::claim;
 use crate::console::{answer, begin_log, tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::film;
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 use crate::leases::Leases;
+use crate::loading::{Loading, WARMING_UP};
+use crate::telling::{Doing, Pacing};
+use crate::{check, claim};
 
 /// Answers at once, where nobody says how many.
 const BATCH_USUAL: usize = 8;
@@ -54,7 +57,7 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
         golden_questions(folder)?;
     }
     let targets = flags.targets.iter().map(|target| {
-        let built = target::build_missing(target, &flags.sets)?;
+        let built = target::build_missing(target, &flags.sets, target::Extent::All)?;
         Ok(built.unwrap_or_else(|| target.clone()))
     });
     let targets = targets.collect::<Result<Vec<_>, Failed>>()?;
@@ -154,6 +157,7 @@ impl Load {
             known,
             find: Box::new(move || find.find()),
             device_room: Box::new(|found| open::device_room(&found.dir)),
+            check: Box::new(|dir| check::of_dir(dir).map(|(check, _)| check.word())),
             open: Box::new(move |found, purpose, progress| {
                 let running = self.open(&found.dir, purpose, progress)?;
                 self.holds.loaded(self.at, &found.dir)?;
@@ -181,17 +185,26 @@ impl Load {
         purpose: Purpose,
         progress: &Progress,
     ) -> Result<Running, Unfit<Failed>> {
-        let doing = |what: &str| progress.doing(what);
+        if let Some(failed) = check::of_dir(dir).and_then(|(check, _)| check.refusal()) {
+            return Err(failed.into());
+        }
+        let (began, mut pacing) = (Instant::now(), Pacing::default());
+        let mut say = |line: &str| {
+            let at = began.elapsed();
+            let is_news = pacing.hear(at, line);
+            progress.tell(step(pacing.doing(), at), is_news);
+        };
+        let loading = &mut Loading::new(open::bytes(dir), &mut say);
         let Heading { does, slots, .. } = open::heading(dir)?;
         if does == Does::Embeds {
-            let encoder = open::encoder(dir, &doing)?;
-            doing(WARMING_UP);
+            let encoder = open::encoder(dir, loading)?;
+            loading.runs(0.0, WARMING_UP);
             let service = EmbedService::start(encoder, self.limits.queue_max);
             return Ok(Running::Embeds(service.map_err(encoder_failed)?));
         }
         if does == Does::Scores {
-            let encoder = open::cross_encoder(dir, &doing)?;
-            doing(WARMING_UP);
+            let encoder = open::cross_encoder(dir, loading)?;
+            loading.runs(0.0, WARMING_UP);
             let service = EmbedService::start(encoder, self.limits.queue_max);
             return Ok(Running::Scores(service.map_err(encoder_failed)?));
         }
@@ -199,7 +212,7 @@ impl Load {
         let kv = KvOptions { max_slots: Some(MAX_SLOTS_MAX), ..self.kv };
         let contexts_max = Some(batch * CONTEXTS_PER_ANSWER);
         let limits = service::Options { running_max: batch, contexts_max, ..self.limits };
-        let deployment = open::deployment(dir, kv, &doing)?;
+        let deployment = open::deployment(dir, kv, loading)?;
         let deployment = deployment.with_image_options(&self.image_options);
         let mut deployment = deployment.map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
         if let Some(file) = &self.template {
@@ -207,16 +220,16 @@ impl Load {
             deployment = deployment.with_template(template);
         }
         if let (Purpose::Swap, Some(golden)) = (purpose, &self.golden) {
-            doing("asking golden prompts");
+            loading.runs(0.0, "asking golden prompts");
             all_right(&mut deployment, golden)?;
         }
-        doing(WARMING_UP);
         // Engines that say how long they may be were asked when they were opened.
         let built_for = match deployment.llm.facts().positions {
             Some(positions) => positions,
             None => deployment.llm.facts().built_for.max_seq_len,
         };
-        let service = Service::start(deployment, limits).map_err(failed)?;
+        let told = &mut |done| loading.runs(done, WARMING_UP);
+        let service = Service::start_heard(deployment, limits, told).map_err(failed)?;
         let max_seq_len = service.text().max_seq_len;
         tell(fits(&service.plan()));
         let doubts = [cut(&service.plan(), max_seq_len), stretched(max_seq_len, built_for)];
@@ -232,8 +245,11 @@ fn bytes_in(dir: &Path) -> u64 {
     sizes.map(|file| file.len()).sum()
 }
 
-/// What the log says while engines run for the first time.
-const WARMING_UP: &str = "running every size of work once";
+/// How far a load is, as clients are told.
+fn step(doing: &Doing, at: Duration) -> LoadingStep {
+    let left_s = doing.left(at).map(|left| left.as_secs());
+    LoadingStep { words: doing.words(at), done: doing.done(), left_s }
+}
 
 /// The golden prompts in `folder`.
 fn golden_questions(folder: &Path) -> Result<Vec<Question>, Failed> {

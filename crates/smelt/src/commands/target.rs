@@ -54,16 +54,30 @@ pub(super) fn directory(target: &Path, sets: &[String]) -> Result<PathBuf, Faile
     }
 }
 
-/// The same of a command that answers itself: a model of which nothing is built is built first.
+/// How much of a model is built that is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// All that its pipeline has.
+    All,
+    /// What can be asked; what is verified behind that is left to whoever asks.
+    Deployments,
+}
+
+/// The same of a command that answers itself: a model of which nothing is built is built first, as far as it is asked.
 pub(super) fn ready(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
-    let Some(pipeline) = build_missing(target, sets)? else { return directory(target, sets) };
+    let built = build_missing(target, sets, Extent::Deployments)?;
+    let Some(pipeline) = built else { return directory(target, sets) };
     #[cfg(feature = "build")]
     run::listen_no_more()?;
     in_pipeline(&pipeline, sets)
 }
 
 /// Builds the model that `target` names, where nothing is built of it: the pipeline's file.
-pub(super) fn build_missing(target: &Path, sets: &[String]) -> Result<Option<PathBuf>, Failed> {
+pub(super) fn build_missing(
+    target: &Path,
+    sets: &[String],
+    extent: Extent,
+) -> Result<Option<PathBuf>, Failed> {
     let (Some(text), Meant::Missing(source)) = (target.to_str(), meant(target)?) else {
         return Ok(None);
     };
@@ -77,17 +91,17 @@ pub(super) fn build_missing(target: &Path, sets: &[String]) -> Result<Option<Pat
     tell(format_args!(
         "nothing is built of {text} yet, so it is built first, as by: smelt build {text}"
     ));
-    on_the_way(text).map(Some)
+    on_the_way(text, extent).map(Some)
 }
 
 #[cfg(feature = "build")]
-fn on_the_way(model: &str) -> Result<PathBuf, Failed> {
-    build::on_the_way(model)
+fn on_the_way(model: &str, extent: Extent) -> Result<PathBuf, Failed> {
+    build::on_the_way(model, extent)
 }
 
 /// What only serves builds nothing.
 #[cfg(not(feature = "build"))]
-fn on_the_way(_: &str) -> Result<PathBuf, Failed> {
+fn on_the_way(_: &str, _: Extent) -> Result<PathBuf, Failed> {
     Err(absent::refused("build"))
 }
 

@@ -12,7 +12,9 @@ use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::bert::Bert;
 use smelt_model::model::{Encoder, ModelPart, Vision};
 use smelt_plan::kind::deployment::Deployment as Params;
-use smelt_runtime::deployment::{self, Deployment, FORMAT, ModelFamily, Serving, Spec, eos_tokens};
+use smelt_runtime::deployment::{
+    self, Deployment, FORMAT, ModelFamily, Serving, Spec, Verified, eos_tokens,
+};
 use smelt_runtime::embed::{self, Recipe, SentenceEncoder};
 use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::generate::try_once;
@@ -26,21 +28,20 @@ use smelt_runtime::template::TOOLS_FILE;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use smelt_runtime::vision;
 
-use super::phases::Phases;
 use super::request::{Request, say};
 use super::{Worker, refusal};
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::{Beside, MADE_DIR};
 use crate::device::{BACKENDS, LOOKING};
 use crate::exit::{Exit, Failed};
-use crate::photographs;
+use crate::loading::Loading;
+use crate::proof::{self, Half, Part};
 use crate::seeing::cutting_by;
+use crate::{integrity, photographs};
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
 const FILES: [&str; 4] =
     [TOKENIZER_FILE, "tokenizer_config.json", "chat_template.jinja", "chat_template.json"];
-
-const COMPARING: &str = "comparing the engines with their digests";
 
 pub(super) const WORKER: Worker =
     Worker { executes_graphs: true, refusal: Some(refusal::of_deployment), ..Worker::new(run) };
@@ -113,12 +114,13 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
         normalize: recipe.normalize,
     };
     spec.write(&request.out, &dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
-    say("opening the engine");
-    let encoder =
-        SentenceEncoder::open_at(BACKENDS, &request.out, &place(engine)).map_err(Failed::model)?;
-    say(COMPARING);
-    encoder.verify_digest().map_err(Failed::invalid)?;
-    say("reading a word");
+    let (out, at, mut told) = (&request.out, place(engine), say);
+    let mut loading = Loading::new(integrity::bytes(&[engine.to_owned()]), &mut told);
+    loading.opens();
+    let encoder = SentenceEncoder::open_at(BACKENDS, out, &at).map_err(Failed::model)?;
+    loading.compares();
+    encoder.verify_digest(&mut |bytes| loading.has_read(bytes)).map_err(Failed::invalid)?;
+    loading.runs(0.0, "reading a word");
     encoder.embed("Hello").map(drop).map_err(Failed::model)
 }
 
@@ -148,12 +150,13 @@ fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
         labels: recipe.labels,
     };
     spec.write(&request.out, &dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
-    say("opening the engine");
-    let encoder =
-        CrossEncoder::open_at(BACKENDS, &request.out, &place(engine)).map_err(Failed::model)?;
-    say(COMPARING);
-    encoder.verify_digest().map_err(Failed::invalid)?;
-    say("reading a pair of words");
+    let (out, at, mut told) = (&request.out, place(engine), say);
+    let mut loading = Loading::new(integrity::bytes(&[engine.to_owned()]), &mut told);
+    loading.opens();
+    let encoder = CrossEncoder::open_at(BACKENDS, out, &at).map_err(Failed::model)?;
+    loading.compares();
+    encoder.verify_digest(&mut |bytes| loading.has_read(bytes)).map_err(Failed::invalid)?;
+    loading.runs(0.0, "reading a pair of words");
     let scores = encoder.scores(["Hello", "Hello"]).map_err(Failed::model)?;
     let (max, activation) = (spec.max_tokens, format!("{:?}", spec.activation).to_lowercase());
     say(&match spec.labels.len() {
@@ -191,6 +194,9 @@ fn chat(request: &Request) -> Result<(), Failed> {
     spec.router = router(request, &params)?;
     costs(request, &checkpoint, &spec).iter().flatten().for_each(|line| say(line));
     spec.clip = clip(request)?;
+    let proof = request.optional_input("verified").and_then(Half::read);
+    let is_half = proof.is_some_and(|half| half.part == Part::Weights);
+    spec.verified = is_half.then_some(Verified::Weights);
     let files: Vec<PathBuf> =
         FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
     Deployment::write(&request.out, &spec, &files).map_err(Failed::model)?;
@@ -201,9 +207,11 @@ fn chat(request: &Request) -> Result<(), Failed> {
     for (from, name) in tools.into_iter().chain(clip) {
         deployment::copy(&from, &request.out.join(name)).map_err(Failed::model)?;
     }
-    // Engines are mapped: what they do first reads them from the disk, which takes most of the time.
-    let mut phases = Phases::new(vec![1.0, 3.0, 6.0]);
-    say(&phases.begin("opening the engines"));
+    let engines = ["vision", "llm", "clip-vision", "clip-text"];
+    let engines = engines.iter().filter_map(|field| chosen(request, field).ok().flatten());
+    let (bytes, mut told) = (integrity::bytes(&engines.collect::<Vec<_>>()), say);
+    let mut loading = Loading::new(bytes, &mut told);
+    loading.opens();
     let at = place(request.input("llm")?);
     let llm = chosen(request, "llm")?.map_or(Ok(true), |dir| BACKENDS.runs(&dir));
     let is_here = llm.map_err(Failed::model)?;
@@ -211,17 +219,13 @@ fn chat(request: &Request) -> Result<(), Failed> {
     let opened = Deployment::open_at(backends, [&request.out, &at], KvOptions::default());
     let mut opened = opened.map_err(Failed::model)?;
     // `verify` may be of other engines, and knows no CLIP.
-    say(&phases.next(COMPARING));
-    opened.verify_digests().map_err(Failed::invalid)?;
-    phases.next("");
+    loading.compares();
+    opened.verify_digests(&mut |bytes| loading.has_read(bytes)).map_err(Failed::invalid)?;
     if !is_here {
         say("the decoder is for a card that is not here: it is tried where it runs");
         return Ok(());
     }
-    let told = &mut |done: f64, what: &str| {
-        say(&phases.line(&format!("[{:.0}/100] {what}", done * 100.0)));
-    };
-    try_once(&mut opened, told).map_err(Failed::model)
+    try_once(&mut opened, &mut |done, what| loading.runs(done, what)).map_err(Failed::model)
 }
 
 /// Where a deployment will lie whose engine lies here: sealed outputs lie beside each other.
@@ -331,6 +335,7 @@ pub(super) fn spec(
             .and_then(Vision::places_per_second),
         eos: eos_tokens(dir, &tokenizer).map_err(Failed::model)?,
         serving: Serving::default(),
+        verified: None,
     })
 }
 
@@ -397,8 +402,5 @@ fn allow_tiles(image: &mut Option<Cutting>, tiles: usize) -> Result<(), Failed> 
 
 /// The path of a sealed output as seen from another one.
 fn beside(sealed: &Path) -> Result<String, Failed> {
-    let name = sealed.file_name().and_then(|name| name.to_str());
-    let name =
-        name.ok_or_else(|| Failed::usage(format!("{} is not a sealed output", sealed.display())))?;
-    Ok(format!("../{name}"))
+    Ok(format!("../{}", proof::name(sealed)?))
 }

@@ -3,7 +3,6 @@
 
 pub(crate) mod exposed;
 pub(crate) mod order;
-mod phases;
 mod refusal;
 mod request;
 pub(crate) mod work;

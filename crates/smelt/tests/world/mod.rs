@@ -204,6 +204,25 @@ pub(crate) fn unasked(pipeline: &str) -> String {
     lines.map(|line| line.to_owned() + "\n").collect()
 }
 
+/// The demo's pipeline, of which a deployment may be asked when weights were compared: what is computed is held against
+/// the reference behind it, by the stage `verify`.
+pub(crate) fn halved(demo: &str) -> String {
+    let (before, stages) = demo.split_once("[stage.verify]").unwrap();
+    let weights = "\
+[stage.weights]
+kind = \"verify\"
+vision = \"vision-engine\"
+llm = \"llm-engine\"
+against = \"checkpoint\"
+weights = \"llm-quant\"
+weights-only = true
+
+[stage.verify]
+compared = \"weights\"";
+    let stages = stages.replace("verified = \"verify\"", "verified = \"weights\"");
+    anywhere(&format!("{before}{weights}{stages}"))
+}
+
 /// A pipeline of the repository, to be run from anywhere.
 pub(crate) fn anywhere(pipeline: &str) -> String {
     pipeline.replace("path:../tests/data/", &format!("path:{}/", data("").display()))

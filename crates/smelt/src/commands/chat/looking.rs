@@ -7,7 +7,7 @@ use std::io::{self, IsTerminal as _};
 use crate::console::{is_quiet, tell_raw};
 
 /// Goes to the line's beginning and empties it.
-const EMPTY: &str = "\r\x1b[K";
+pub(super) const EMPTY: &str = "\r\x1b[K";
 
 /// The line, if it is there; nothing is said where standard error is no terminal, or to whom wants to hear
 /// nothing.

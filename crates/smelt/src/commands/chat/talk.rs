@@ -5,7 +5,9 @@
 
 use std::io::{self, BufRead, IsTerminal as _};
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use smelt_exec::served;
 use smelt_runtime::deployment::{Deployment, Text};
@@ -18,13 +20,18 @@ use smelt_runtime::service::{self, Client, Event, Options, Priority, Request, Se
 use smelt_runtime::similarity::Asked;
 use smelt_runtime::template::Context;
 
-use super::looking::Looking;
+use super::behind::Behind;
+use super::looking::{EMPTY, Looking};
 use super::{film, smaller};
 use crate::claim;
 use crate::console::{answer, tell, tell_raw};
 use crate::exit::{Exit, Failed};
 use crate::flags::{ChatFlags, FrameFlags};
+use crate::loading::{Loading, WARMING_UP};
 use crate::table;
+
+/// How often it is looked whether a check has ended that goes on behind.
+const NEWS_PERIOD: Duration = Duration::from_millis(200);
 
 /// The longest line read: more than any context holds.
 const LINE_BYTES_MAX: u64 = 16 << 20;
@@ -142,16 +149,23 @@ fn counted(text: &Text, shown: MediaItem, (path, what): (&Path, &str)) -> Option
     Some(shown)
 }
 
+/// Who answers a conversation.
+pub(super) fn serve(deployment: Deployment, loading: &mut Loading<'_>) -> Result<Service, Failed> {
+    let options = Options { queue_max: 1, running_max: 1, ..Options::default() };
+    let told = &mut |done| loading.runs(done, WARMING_UP);
+    Service::start_heard(deployment, options, told).map_err(failed)
+}
+
 /// Talks until standard input ends, beginning with the flags' pictures and films.
 pub(super) fn talk(
-    deployment: Deployment,
+    service: &Service,
     sampling_params: &SamplingParams,
     flags: &ChatFlags,
+    behind: &mut Behind,
 ) -> Result<Exit, Failed> {
-    let options = Options { queue_max: 1, running_max: 1, ..Options::default() };
-    let service = Service::start(deployment, options).map_err(failed)?;
     let may_take = service.may_take_bytes();
     let _claim = claim::open(super::NAME, served::own_bytes().saturating_add(may_take));
+    behind.begin();
     let mut conversation = Conversation::default();
     let (text, frames) = (service.text(), flags.frames);
     flags.video.iter().for_each(|path| conversation.play(text, path, frames));
@@ -164,22 +178,14 @@ pub(super) fn talk(
     if is_terminal {
         tell(help);
     }
+    let typed = typed();
     loop {
         if is_terminal {
             tell_raw("> ");
         }
-        let mut line = String::new();
-        let read = io::Read::take(io::stdin().lock(), LINE_BYTES_MAX).read_line(&mut line);
-        match read {
-            Ok(0) => return Ok(Exit::Ok),
-            Ok(_) => {}
-            Err(error) => {
-                tell(format_args!("the line is not read: {error}"));
-                continue;
-            }
-        }
+        let Some(line) = awaited(&typed, behind, is_terminal)? else { return Ok(Exit::Ok) };
         match Line::parse(&line) {
-            Line::Say(line) => turn(&service, sampling_params, &mut conversation, line)?,
+            Line::Say(line) => turn(service, sampling_params, &mut conversation, line)?,
             Line::Image(path) => conversation.show(service.text(), path),
             Line::Video(path) => conversation.play(service.text(), &path, flags.frames),
             Line::Clear => conversation = Conversation::default(),
@@ -189,6 +195,54 @@ pub(super) fn talk(
             Line::Unknown(line) => tell(format_args!("{line:?} is no command; {help}")),
         }
     }
+}
+
+/// The lines of standard input as they come, to its end.
+fn typed() -> Receiver<io::Result<String>> {
+    // What is read ahead is read for nobody where the conversation ends.
+    let (sender, typed) = sync_channel(0);
+    thread::spawn(move || {
+        loop {
+            let mut line = String::new();
+            let read = io::Read::take(io::stdin().lock(), LINE_BYTES_MAX).read_line(&mut line);
+            if matches!(read, Ok(0)) || sender.send(read.map(|_| line)).is_err() {
+                return;
+            }
+        }
+    });
+    typed
+}
+
+/// The next line, unless there is none any more; meanwhile it is told how the check ended that goes on behind.
+fn awaited(
+    typed: &Receiver<io::Result<String>>,
+    behind: &mut Behind,
+    is_terminal: bool,
+) -> Result<Option<String>, Failed> {
+    loop {
+        if let Some(news) = told_of(behind, is_terminal)? {
+            tell(news);
+            if is_terminal {
+                tell_raw("> ");
+            }
+        }
+        let patience = if behind.goes_on() { NEWS_PERIOD } else { Duration::MAX };
+        match typed.recv_timeout(patience) {
+            Ok(Ok(line)) => return Ok(Some(line)),
+            Ok(Err(error)) => tell(format_args!("the line is not read: {error}")),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+        }
+    }
+}
+
+/// How the check ended, if it just has; of a terminal the prompt's line is empty then.
+fn told_of(behind: &mut Behind, is_terminal: bool) -> Result<Option<String>, Failed> {
+    let news = behind.news();
+    if is_terminal && !matches!(news, Ok(None)) {
+        tell_raw(EMPTY);
+    }
+    news
 }
 
 /// One line and its answer.

@@ -2,12 +2,13 @@
 
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::model::ModelPart;
+use smelt_plan::kind::verify::Verify;
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
 use smelt_runtime::accuracy::question;
 
 use super::Parties;
 use super::probe::{ANSWER_TOKENS, shown, which};
-use crate::stage::phases::Phases;
+use crate::phases::Phases;
 use crate::stage::request::Request;
 
 /// Multiplications of the f32 reference, and of the engines, that take as long as comparing a number: of some
@@ -24,6 +25,9 @@ const READ_NUMBERS: f64 = 2.0;
 const WORDS: f64 = 20.0;
 /// Patches that become one token, in every tower that is known.
 const PATCHES_PER_TOKEN: f64 = 4.0;
+
+/// The first parts: both comparisons of weights.
+const COMPARISONS: usize = 2;
 
 /// What the cost of a verification follows from.
 struct Sizes {
@@ -45,9 +49,11 @@ pub(super) fn phases(parties: &Parties, request: &Request) -> Phases {
     let engine = vision.get(which(vision, *extent));
     let image_tokens = engine.map_or(0, |engine| engine.tokens_per_tile());
     let shown_tokens = engine.map_or(0, |engine| shown(engine, *extent));
-    let folder = request.optional_input("prompts");
+    let (folder, is_compared) =
+        (request.optional_input("prompts"), request.optional_input("compared").is_some());
+    let weights_only = request.typed::<Verify>().is_ok_and(|params| params.weights_only);
     let prompts = folder.and_then(|folder| question::read(&folder.join(PROMPTS_FILE), None).ok());
-    Phases::new(costs(&Sizes {
+    let all = costs(&Sizes {
         vision: numbers(against, ModelPart::Vision),
         llm: numbers(against, ModelPart::Llm),
         image_tokens: image_tokens as f64,
@@ -55,7 +61,10 @@ pub(super) fn phases(parties: &Parties, request: &Request) -> Phases {
         has_own: weights.is_some(),
         is_packed: llm.is_packed(),
         prompts: prompts.map_or(0, |prompts| prompts.len()) as f64,
-    }))
+    });
+    let is_left_out = |part| if part < COMPARISONS { is_compared } else { weights_only };
+    let cost = |(part, cost)| if is_left_out(part) { 0.0 } else { cost };
+    Phases::new(all.into_iter().enumerate().map(cost).collect())
 }
 
 fn numbers(checkpoint: &Checkpoint, part: ModelPart) -> f64 {

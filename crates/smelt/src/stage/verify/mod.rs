@@ -11,6 +11,9 @@
 //!
 //! Every weight is compared, always.  What the reference computes is sampled, since it took three quarters of a
 //! build: some tokens of the picture, the smallest of several grids.  `full = true` computes all.
+//!
+//! The two halves may be stages of their own: one with `weights-only`, behind which a deployment may be asked already,
+//! and one that names it as `compared` and does the rest.  Either records which engines it is of ([`crate::proof`]).
 
 mod bounds;
 mod costs;
@@ -21,7 +24,7 @@ mod weights;
 use std::fs;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smelt_backend::{HostFeatures, VisionEngine};
 use smelt_engine::llm::{Arithmetic, KvOptions, KvType, LlmEngine};
 use smelt_engine_build::llm::unlike;
@@ -30,12 +33,14 @@ use smelt_model::reference;
 use smelt_model::reference::compare::compare;
 use smelt_plan::kind::verify::Verify;
 
-use super::phases::Phases;
 use super::request::{Request, say};
 use super::{Worker, refusal};
 use crate::checkpoint::Beside;
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
+use crate::load;
+use crate::phases::Phases;
+use crate::proof::{self, Half, NamedEngines, Part};
 use bounds::{Bound, Finding, Kept, ROUNDED_DECODER, SAME_WEIGHTS};
 use golden::Prompted;
 use probe::{Extent, Probe};
@@ -45,10 +50,21 @@ use weights::Weights;
 #[derive(Debug, Default, Serialize)]
 struct Record {
     format: u32,
+    /// Which half of a verification it is, and of which engines; none of a whole one.
+    #[serde(flatten)]
+    half: Option<Half>,
     weights: Vec<Weights>,
     answer: Vec<u32>,
     findings: Vec<Finding>,
     prompts: Vec<Prompted>,
+}
+
+/// What a stage says of itself that compared weights alone: as much as another goes on from.
+#[derive(Deserialize)]
+struct Compared {
+    #[serde(flatten)]
+    half: Half,
+    weights: Vec<Weights>,
 }
 
 /// The engines, and what they are compared with.
@@ -90,14 +106,27 @@ pub(super) const WORKER: Worker =
     Worker { executes_graphs: true, refusal: Some(refusal::of_verify), ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
+    let Verify { weights_only, .. } = request.typed()?;
+    let compared = request.optional_input("compared");
     let mut parties = open(request)?;
-    let mut record = Record { format: 2, ..Record::default() };
+    let half = half(request, weights_only)?;
+    let mut record = Record { format: 2, half, ..Record::default() };
     let phases = &mut costs::phases(&parties, request);
-    record.weights = compare_weights(&parties, phases)?;
+    match compared {
+        Some(dir) => {
+            record.weights = weights_of(dir, record.half.as_ref())?;
+            // The tower's weights are a phase without work, as are the decoder's.
+            phases.next("");
+        }
+        None => record.weights = compare_weights(&parties, phases)?,
+    }
     for weights in &record.weights {
         say(&weights.line());
     }
     conclude(&request.out, &record, record.weights.iter().filter_map(Weights::complaint))?;
+    if weights_only {
+        return write(&request.out, &record);
+    }
 
     compute(&mut parties, &mut record, phases)?;
     let wrong: Vec<String> = record.findings.iter().filter_map(Finding::complaint).collect();
@@ -114,6 +143,34 @@ fn run(request: &Request) -> Result<(), Failed> {
     write(&request.out, &record)
 }
 
+/// Which half of a verification is asked for, and of which engines; none of a whole one.
+fn half(request: &Request, weights_only: bool) -> Result<Option<Half>, Failed> {
+    let part = match (weights_only, request.optional_input("compared")) {
+        (true, _) => Part::Weights,
+        (false, Some(_)) => Part::Reference,
+        (false, None) => return Ok(None),
+    };
+    let vision = request.optional_input("vision").map(proof::name).transpose()?;
+    let llm = proof::name(request.input("llm")?)?;
+    Ok(Some(Half { part, engines: NamedEngines { vision, llm } }))
+}
+
+/// What the stage in `dir` found that compared the weights of the same engines.
+fn weights_of(dir: &Path, half: Option<&Half>) -> Result<Vec<Weights>, Failed> {
+    let path = dir.join(proof::FILE);
+    let bad = |why: String| {
+        Failed::new(Exit::BadPipeline, format!("\"compared\": {}: {why}", path.display()))
+    };
+    let text = load::read_within(&path, "the comparison", proof::BYTES_MAX)?;
+    let compared: Compared = serde_json::from_str(&text)
+        .map_err(|error| bad(format!("it is of no stage with \"weights-only\" ({error})")))?;
+    let is_same = half.is_some_and(|half| half.engines == compared.half.engines);
+    match is_same && compared.half.part == Part::Weights {
+        true => Ok(compared.weights),
+        false => Err(bad("it compared the weights of other engines".to_owned())),
+    }
+}
+
 /// Opens everything; an engine that does not open or has another digest is damaged.
 fn open(request: &Request) -> Result<Parties, Failed> {
     let against = request.checkpoint("against")?;
@@ -126,10 +183,11 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     let llm = LlmEngine::open_with(request.input("llm")?, exact).map_err(Failed::invalid)?;
     say("checking digests");
     // The engines of one directory share one file.
-    vision.first().map_or(Ok(()), VisionEngine::verify_digest).map_err(Failed::invalid)?;
-    llm.verify_digest().map_err(Failed::invalid)?;
+    let told = &mut |_: u64| {};
+    let whole = vision.first().map_or(Ok(()), |engine| engine.verify_digest(told));
+    whole.and_then(|()| llm.verify_digest(told)).map_err(Failed::invalid)?;
     let words = Beside::of(&against, &request.out)?;
-    let Verify { full } = request.typed()?;
+    let Verify { full, .. } = request.typed()?;
     let extent = if full { Extent::Full } else { Extent::Sampled };
     Ok(Parties { vision, llm, against, words, weights, extent })
 }
@@ -271,7 +329,7 @@ fn conclude(
 
 fn write(out: &Path, record: &Record) -> Result<(), Failed> {
     let text = serde_json::to_string_pretty(record).expect("a record holds only plain data");
-    let path = out.join("verify.json");
+    let path = out.join(proof::FILE);
     fs::write(&path, text + "\n").map_err(|error| {
         Failed::new(Exit::StageFailed, format!("cannot write {}: {error}", path.display()))
     })

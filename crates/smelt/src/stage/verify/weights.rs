@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use smelt_backend::VisionEngine;
 use smelt_engine::llm::LlmEngine;
 use smelt_model::checkpoint::Checkpoint;
@@ -62,7 +62,7 @@ impl Rounding {
 }
 
 /// A tensor that is not as it was.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Fault {
     tensor: String,
     rows: usize,
@@ -83,9 +83,9 @@ impl Fault {
 }
 
 /// What the comparison of an engine's weights found.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Weights {
-    what: &'static str,
+    what: String,
     tensors: usize,
     /// Tensors of the checkpoint that the engine has under no name, or in another form.
     elsewhere: Vec<String>,
@@ -99,7 +99,7 @@ pub(super) struct Weights {
 impl Weights {
     fn new(what: &'static str) -> Self {
         Self {
-            what,
+            what: what.to_owned(),
             tensors: 0,
             elsewhere: Vec::new(),
             rounded: false,

@@ -9,31 +9,33 @@ const WHOLE: f64 = 10_000.0;
 
 /// Parts of some work, each with what it costs beside the others, in any unit.
 #[derive(Debug)]
-pub(super) struct Phases {
+pub(crate) struct Phases {
     costs: Vec<f64>,
     at: usize,
 }
 
 impl Phases {
     /// Of parts that begin with the first.
-    pub(super) fn new(costs: Vec<f64>) -> Self {
+    pub(crate) fn new(costs: Vec<f64>) -> Self {
         Self { costs, at: 0 }
     }
 
     /// Goes on to the next part and says what it is.
-    pub(super) fn next(&mut self, what: &str) -> String {
+    pub(crate) fn next(&mut self, what: &str) -> String {
         self.at += 1;
         self.begin(what)
     }
 
     /// Says what this part is.
-    pub(super) fn begin(&self, what: &str) -> String {
+    pub(crate) fn begin(&self, what: &str) -> String {
         self.line(&format!("[0/1] {what}"))
     }
 
     /// `line`, with the share of the whole in the place of this part's.
-    pub(super) fn line(&self, line: &str) -> String {
-        let Some(Headway { done, what }) = Headway::parse(line) else { return line.to_owned() };
+    pub(crate) fn line(&self, line: &str) -> String {
+        let Some(Headway { done, what, .. }) = Headway::parse(line) else {
+            return line.to_owned();
+        };
         let own = self.costs.get(self.at).copied().unwrap_or(0.0);
         let before: f64 = self.costs.iter().take(self.at).sum();
         let all: f64 = self.costs.iter().sum();
