@@ -47,7 +47,7 @@ pub(crate) use group::CLIPS;
 
 use best::Trial;
 use figures::Sums;
-use gptq::{Basis, DAMPING, Feedback};
+use gptq::{Basis, Feedback};
 use group::{Rounder, UNCLIPPED};
 use layer::{Changes, Source};
 use report::Draft;
@@ -494,7 +494,8 @@ impl InputFeedback {
         if let Some(order) = &order {
             x = x.into_reordered(order);
         }
-        let feedback = Basis::new(x, group, source.threads).feedback(DAMPING, source.threads);
+        let damping = gptq::damping(x.inputs(), x.samples);
+        let feedback = Basis::new(x, group, source.threads).feedback(damping, source.threads);
         Ok(Self { input: input.to_owned(), group, order, feedback })
     }
 }

@@ -1,5 +1,6 @@
 //! Quantises small checkpoints and reads them back; compares with independent rounders.
 
+use super::gptq::DAMPING;
 use super::*;
 use crate::calibrate;
 use crate::checkpoint::scale_name;
