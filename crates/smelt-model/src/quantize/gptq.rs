@@ -16,17 +16,8 @@ use super::group::{QuantParams, Rounded, Rounder};
 /// and more.
 pub(super) const DAMPING: f64 = 0.01;
 
-/// What λ is where activations are few, times as many as there are for each input.
+/// What λ is where activations are few, times as many as there are for each input, as a part of the median of H's diagonal.
 const DAMPING_OF_FEW: f64 = 0.5;
-
-/// λ as a part of the mean of H's diagonal for `inputs` of which `samples` activations are known.
-///
-/// Few activations have directions in which they hardly differ, by chance.  With the paper's λ errors of weights are carried
-/// there, where others cost much: of 2,048 for the 1,536 inputs of SmolLM2-135M's `down_proj`, those that it was not fitted to
-/// cost three times as much as those that it was.
-pub(super) fn damping(inputs: usize, samples: usize) -> f64 {
-    DAMPING.max(DAMPING_OF_FEW * inputs as f64 / samples.max(1) as f64)
-}
 
 /// Inputs rounded between two products, where a group does not say: one panel of products.
 const BLOCK: usize = 128;
@@ -58,6 +49,8 @@ pub(super) struct Basis {
     block: usize,
     /// Mean of H's diagonal.
     energy: f64,
+    /// λ as a part of it, which is right for as many activations.
+    damping: f64,
     met: Met,
 }
 
@@ -66,8 +59,15 @@ impl Basis {
     pub(super) fn new(x: Activations, group: Option<usize>, threads: usize) -> Self {
         let inputs = x.inputs();
         let block = group.unwrap_or(BLOCK).min(inputs);
-        let energy = x.energy().iter().sum::<f64>() / inputs as f64;
-        Self { inputs, block, energy, met: Met::new(x, block, threads) }
+        let energies = x.energy();
+        let energy = energies.iter().sum::<f64>() / inputs as f64;
+        let damping = damping(energies, energy, x.samples);
+        Self { inputs, block, energy, damping, met: Met::new(x, block, threads) }
+    }
+
+    /// The feedback for the λ that is right for as many activations as are known.
+    pub(super) fn usual(&self, threads: usize) -> Feedback {
+        self.feedback(self.damping, threads)
     }
 
     /// The feedback for λ as the part `damping` of the mean of H's diagonal.
@@ -77,6 +77,18 @@ impl Basis {
         let (carry, inside) = self.met.carry(damping, self.block, threads);
         Feedback { inputs: self.inputs, block: self.block, carry, inside, places: None }
     }
+}
+
+/// λ as a part of `mean`, that of H's diagonal `energies`, of which `samples` activations are known.
+///
+/// Few activations have directions in which they hardly differ, by chance.  With the paper's λ errors of weights are carried
+/// there, where others cost much: of 2,048 for the 1,536 inputs of SmolLM2-135M's `down_proj`, those that it was not fitted to
+/// cost three times as much as those that it was.  How far chance goes says the median: inputs that are loud are few.
+fn damping(mut energies: Vec<f64>, mean: f64, samples: usize) -> f64 {
+    let inputs = energies.len();
+    energies.sort_by(f64::total_cmp);
+    let part = if mean > 0.0 { energies[inputs / 2] / mean } else { 0.0 };
+    DAMPING.max(DAMPING_OF_FEW * part * inputs as f64 / samples.max(1) as f64)
 }
 
 impl Feedback {
@@ -364,11 +376,12 @@ mod tests {
 
     #[test]
     fn the_fewer_activations_the_larger_the_damping() {
-        for (inputs, samples, expect) in
-            [(4096, 128 * 2048, DAMPING), (576, 2048, 0.140625), (1536, 2048, 0.375), (80, 40, 1.0)]
-        {
-            assert_eq!(damping(inputs, samples), expect, "{inputs} {samples}");
-        }
+        let of = |inputs: usize, samples: usize| damping(vec![3.0; inputs], 3.0, samples);
+        assert_eq!(of(4096, 128 * 2048), DAMPING);
+        assert_eq!([of(576, 2048), of(1536, 2048), of(80, 40)], [0.140625, 0.375, 1.0]);
+        // Of four inputs one is loud: what the others need is less beside the mean.
+        assert_eq!(damping(vec![97.0, 1.0, 1.0, 1.0], 25.0, 2), 0.04);
+        assert_eq!(damping(vec![0.0; 4], 0.0, 2), DAMPING);
     }
 
     /// Activations `[samples, inputs]` of a few causes, and of each input's own.
@@ -394,10 +407,9 @@ mod tests {
         let (seen, other) = (caused(1, inputs, samples), caused(5, inputs, samples));
         let rows = noise(8, 24 * inputs);
         let rounder = Rounder { grid: Scheme::Int4G32.grid().unwrap(), clips: CLIPS };
-        let cost = |damping: f64| -> f64 {
-            let x = Activations::from_rows(&seen, inputs);
-            let found = Basis::new(x, Some(32), 2).feedback(damping, 2).rounded(&rows, rounder);
-            let found = found.unwrap();
+        let basis = Basis::new(Activations::from_rows(&seen, inputs), Some(32), 2);
+        let cost = |feedback: &Feedback| -> f64 {
+            let found = feedback.rounded(&rows, rounder).unwrap();
             let missed = |(x, (w, r)): (&f32, (&f32, &f32))| f64::from(x * (w - r));
             let pairs = rows.chunks(inputs).zip(found.chunks(inputs));
             let outputs = pairs.flat_map(|(row, found)| {
@@ -408,7 +420,7 @@ mod tests {
             });
             outputs.sum()
         };
-        let (paper, ours) = (cost(DAMPING), cost(damping(inputs, samples)));
+        let (paper, ours) = (cost(&basis.feedback(DAMPING, 2)), cost(&basis.usual(2)));
         assert!(ours < 0.9 * paper, "{ours} of {paper}");
     }
 

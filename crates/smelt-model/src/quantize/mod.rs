@@ -494,8 +494,7 @@ impl InputFeedback {
         if let Some(order) = &order {
             x = x.into_reordered(order);
         }
-        let damping = gptq::damping(x.inputs(), x.samples);
-        let feedback = Basis::new(x, group, source.threads).feedback(damping, source.threads);
+        let feedback = Basis::new(x, group, source.threads).usual(source.threads);
         Ok(Self { input: input.to_owned(), group, order, feedback })
     }
 }
