@@ -31,8 +31,8 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// The special tokens of `tokenizer`, whatever else of its added words a template has in its `source` or writes
-    /// `around` what is said, such marks there as are plain words, and `words`.
+    /// The special tokens of `tokenizer` and words that look like such, whatever else of its added words a template has in
+    /// its `source` or writes `around` what is said, such marks there as are plain words, and `words`.
     ///
     /// Other added words, as Gemma's line ends and HTML tags, are text that has tokens of its own.
     pub fn new(tokenizer: &Tokenizer, source: &str, around: &[String], words: &[&str]) -> Self {
@@ -44,7 +44,7 @@ impl Marks {
             |word: &str| source.contains(word) || around.iter().any(|text| text.contains(word));
         for (token, word, is_special) in &added {
             let is_written = !word.trim().is_empty() && has(word);
-            if *is_special || is_written {
+            if *is_special || looks_special(word) || is_written {
                 marks.tokens.insert(*token);
                 marks.firsts.extend(word.trim_start().chars().next());
             }
@@ -144,6 +144,13 @@ impl Marks {
             _ => None,
         }
     }
+}
+
+/// Whether an added word is a special token by its form, whatever its file says of it, as llama.cpp's converter tells it
+/// (`does_token_look_special`).
+fn looks_special(word: &str) -> bool {
+    let bars = [("<|", "|>"), ("<｜", "｜>")];
+    bars.iter().any(|(opening, closing)| word.starts_with(opening) && word.ends_with(closing))
 }
 
 /// The text without guards.

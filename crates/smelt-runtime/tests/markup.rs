@@ -36,7 +36,7 @@ const FAMILIES: [FamilyCase; 17] = [
         name: "Qwen, InternVL, SmolLM: ChatML",
         marks: CHATML,
         spelled: &[],
-        template: "{%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}\n{%- if m.content is string %}{% set c = m.content %}{% else %}{% set c = '' %}{% for p in m.content %}{% set c = p.text %}{{ c }}{% endfor %}{% endif %}{%- if '</think>' in c %}<think>{{ c.split('</think>')[0] }}</think>{% set c = c.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ c | trim }}{%- for call in m.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{{ greeting }}{% endif %}",
+        template: "{%- if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{%- for m in messages %}<|im_start|>{{ m.role }}\n{%- if m.content is string %}{% set c = m.content %}{% else %}{% set c = '' %}{% for p in m.content %}{% set c = p.text %}{{ c }}{% endfor %}{% endif %}{%- if '</think>' in c %}<think>{{ c.split('</think>')[0] }}</think>{% set c = c.split('</think>')[-1].lstrip('\n') %}{% endif %}{%- if m.role == 'tool' %}<tool_response>\n{{ c }}\n</tool_response>{% else %}{{ c | trim }}{% endif %}{%- for call in m.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{{ greeting }}{% endif %}",
     },
     FamilyCase {
         name: "Llama 3",
@@ -166,7 +166,7 @@ const FAMILIES: [FamilyCase; 17] = [
     },
     FamilyCase {
         name: "Zephyr, TinyLlama",
-        marks: &["<s>", "</s>", "<unk>"],
+        marks: &["<s>", "</s>"],
         spelled: &["<|user|>", "<|system|>", "<|assistant|>"],
         template: "<s>{% for m in messages %}{% if m.role == 'user' %}{{ '<|user|>\n' + m.content + '</s>' }}{% elif m.role == 'system' %}{{ '<|system|>\n' + m.content + '</s>' }}{% else %}{{ '<|' + 'assistant|>\n' + m.content }}{{ m.tool_calls | tojson if m.tool_calls }}</s>{% endif %}\n{% endfor %}{{ tools | tojson if tools }}<|assistant|>\n{{ greeting }}",
     },
