@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use smelt_backend::sampling::Sampler;
-use smelt_backend::sampling::{GREEDY, Settings};
+use smelt_backend::sampling::Settings;
 use smelt_backend::{
     Answer, Decoder, HostFeatures, ImageEmbeds, KvOptions, LogitRows, RunError, SlotInput,
 };

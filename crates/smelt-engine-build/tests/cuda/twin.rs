@@ -63,7 +63,7 @@ fn a_prompt_longer_than_a_pass_is_read_in_several() {
     let dir = TempDir::new().unwrap();
     let limits = Limits { max_seq_len: 700, max_slots: 1 };
     let (engine, dim, vocab) = tiny(&dir, limits);
-    let tokens: Vec<u32> = (0..600).map(|at| (at * 31 % vocab as u32)).collect();
+    let tokens: Vec<u32> = (0..600).map(|at| at * 31 % vocab as u32).collect();
     // Where memory is the host's, passes are of 512 rows.
     let last = |unified: bool, cut: usize| {
         let device = made::device(dim, 1 << 30, unified);
