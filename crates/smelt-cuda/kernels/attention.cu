@@ -141,7 +141,7 @@ KERNEL void __launch_bounds__(128) attend_prompt(
     u32 kv_heads, u32 dim) {
     extern __shared__ __align__(128) u8 shared_pages[];
     constexpr u32 PAGE = 2 * D_BLOCKS * 64 * 16;
-    wait_for_earlier();
+    wait_for_writes();
     const Run run = runs[blockIdx.z];
     const u32 kv_head = blockIdx.y, group = heads / kv_heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 first_row = (gridDim.x - 1 - blockIdx.x) * 64;
@@ -191,6 +191,7 @@ KERNEL void __launch_bounds__(128) attend_prompt(
         }
         __syncthreads();
     }
+    let_next_begin();
     const u32 eights = (tokens + 7) / 8;
 #pragma unroll
     for (int high = 0; high < 2; high++) {
@@ -249,6 +250,7 @@ KERNEL void __launch_bounds__(32) attend_pages(
 
 // Joins the partial results of one row in the order of pages; grid [rows_max, key heads, runs], a thread for two numbers.
 #define JOIN_THREADS 64
+#define PAGES_AHEAD 16
 KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
     u16* out, const float* parts, const float2* marks, const Run* runs, u32 tokens, u32 heads, u32 kv_heads, u32 dim,
     u32 rows_max, u32 pages_max) {
@@ -287,12 +289,19 @@ KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
         __syncthreads();
         if (own < HEAD_PAD) {
             const float* from = parts + ((slot + first) * rows_max + row) * HEAD_PAD + own;
-#pragma unroll 8
-            for (u32 i = 0; i < here; i++) {
-                const float2 now = *(const float2*)(from + (u64)i * rows_max * HEAD_PAD);
-                const Factors step = {by[i].x, by[i].y};
-                so_far.x = joined(so_far.x, now.x, step), so_far.y = joined(so_far.y, now.y, step);
-                sum = joined(sum, sums[i], step);
+            // Many pages are on their way at once.
+            for (u32 i = 0; i < here; i += PAGES_AHEAD) {
+                float2 now[PAGES_AHEAD];
+#pragma unroll
+                for (u32 j = 0; j < PAGES_AHEAD; j++)
+                    if (i + j < here) now[j] = *(const float2*)(from + (u64)(i + j) * rows_max * HEAD_PAD);
+#pragma unroll
+                for (u32 j = 0; j < PAGES_AHEAD; j++) {
+                    if (i + j >= here) break;
+                    const Factors step = {by[i + j].x, by[i + j].y};
+                    so_far.x = joined(so_far.x, now[j].x, step), so_far.y = joined(so_far.y, now[j].y, step);
+                    sum = joined(sum, sums[i + j], step);
+                }
             }
         }
         // The largest of all pages so far is that of the last.
