@@ -141,7 +141,7 @@ KERNEL void __launch_bounds__(128) attend_prompt(
     u32 kv_heads, u32 dim) {
     extern __shared__ __align__(128) u8 shared_pages[];
     constexpr u32 PAGE = 2 * D_BLOCKS * 64 * 16;
-    wait_for_earlier();
+    wait_for_writes();
     const Run run = runs[blockIdx.z];
     const u32 kv_head = blockIdx.y, group = heads / kv_heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const u32 first_row = (gridDim.x - 1 - blockIdx.x) * 64;
@@ -191,6 +191,7 @@ KERNEL void __launch_bounds__(128) attend_prompt(
         }
         __syncthreads();
     }
+    let_next_begin();
     const u32 eights = (tokens + 7) / 8;
 #pragma unroll
     for (int high = 0; high < 2; high++) {
@@ -264,8 +265,17 @@ KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
     float largest = NO_SCORE, sum = 0.0f;
     float2 so_far = make_float2(0.0f, 0.0f);
     for (u32 first = 0; first < count; first += JOIN_THREADS) {
+        // What the first half of the pages gave is on its way while factors are made, the rest while that is joined.
+        const u32 page = first + threadIdx.x, here = min(count - first, (u32)JOIN_THREADS);
+        const float* from = parts + ((slot + first) * rows_max + row) * HEAD_PAD + own;
+        const u32 mine = own < HEAD_PAD ? here : 0;
+        auto part_of = [&](u32 i) {
+            return i < mine ? *(const float2*)(from + (u64)i * rows_max * HEAD_PAD) : make_float2(0.0f, 0.0f);
+        };
+        float2 now[JOIN_THREADS / 2];
+#pragma unroll
+        for (u32 i = 0; i < JOIN_THREADS / 2; i++) now[i] = part_of(i);
         // The largest up to each page and before it.
-        const u32 page = first + threadIdx.x;
         float2 mark = page < count ? marks[(slot + page) * rows_max + row] : make_float2(NO_SCORE, 0.0f);
         float up_to = mark.x;
 #pragma unroll
@@ -283,18 +293,17 @@ KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
         const Factors factors = factors_of(before, mark.x, up_to);
         by[threadIdx.x] = make_float2(factors.before, factors.now);
         sums[threadIdx.x] = mark.y;
-        const u32 here = min(count - first, (u32)JOIN_THREADS);
         __syncthreads();
-        if (own < HEAD_PAD) {
-            const float* from = parts + ((slot + first) * rows_max + row) * HEAD_PAD + own;
-#pragma unroll 8
-            for (u32 i = 0; i < here; i++) {
-                const float2 now = *(const float2*)(from + (u64)i * rows_max * HEAD_PAD);
-                const Factors step = {by[i].x, by[i].y};
-                so_far.x = joined(so_far.x, now.x, step), so_far.y = joined(so_far.y, now.y, step);
-                sum = joined(sum, sums[i], step);
-            }
-        }
+        auto join = [&](u32 i, float2 part) {
+            if (i >= mine) return;
+            const Factors step = {by[i].x, by[i].y};
+            so_far.x = joined(so_far.x, part.x, step), so_far.y = joined(so_far.y, part.y, step);
+            sum = joined(sum, sums[i], step);
+        };
+#pragma unroll
+        for (u32 i = 0; i < JOIN_THREADS / 2; i++) join(i, now[i]), now[i] = part_of(i + JOIN_THREADS / 2);
+#pragma unroll
+        for (u32 i = 0; i < JOIN_THREADS / 2; i++) join(i + JOIN_THREADS / 2, now[i]);
         // The largest of all pages so far is that of the last.
         float last = __shfl_sync(~0u, up_to, (here - 1) % 32);
         __syncthreads();

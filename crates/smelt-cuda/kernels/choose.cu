@@ -322,19 +322,36 @@ __device__ u32 find_largest(Desk& desk, const View& view, const float* largest, 
         own[i] = at < blocks ? rank_of(largest[at]) : 0;
     }
     u32 least = 0;
+    if (threadIdx.x < 32) desk.counts[threadIdx.x] = 0;
+    if (threadIdx.x == 0) desk.filled = 0, desk.unlikely = 0;
+    __syncthreads();
     if (blocks > count) {
-        for (u32 bit = 0x80000000u; bit; bit >>= 1) {
-            const u32 tried = least | bit;
+        // A count of its own for each bit that is tried.
+        for (u32 bit = 0; bit < 32; bit++) {
+            const u32 tried = least | 0x80000000u >> bit;
             u32 reach = 0;
 #pragma unroll
             for (int i = 0; i < OWN_BLOCKS; i++) reach += own[i] >= tried;
-            if (block_count(reach, desk.counts) >= count) least = tried;
+            reach = __reduce_add_sync(~0u, reach);
+            if (threadIdx.x % 32 == 0 && reach > 0) atomicAdd(desk.counts + bit, reach);
+            __syncthreads();
+            if (desk.counts[bit] >= count) least = tried;
         }
     }
-    if (threadIdx.x == 0) desk.filled = 0;
+    // Blocks that reach it; where there are too many, so are their logits.
+    u32* reaching = (u32*)desk.weights;
+#pragma unroll
+    for (int i = 0; i < OWN_BLOCKS; i++) {
+        const u32 at = threadIdx.x + i * CHOOSE_THREADS;
+        if (at >= blocks || own[i] < least) continue;
+        const u32 place = atomicAdd(&desk.unlikely, 1u);
+        if (place < CANDIDATES_MAX) reaching[place] = at;
+    }
     __syncthreads();
-    for (u32 block = threadIdx.x / 32; block < blocks; block += CHOOSE_THREADS / 32) {
-        if (rank_of(largest[block]) < least) continue;
+    const u32 listed = desk.unlikely;
+    if (listed > CANDIDATES_MAX) return NONE;
+    for (u32 entry = threadIdx.x / 32; entry < listed; entry += CHOOSE_THREADS / 32) {
+        const u32 block = reaching[entry];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const u32 at = block * WEIGHT_BLOCK + i * 32 + threadIdx.x % 32;
@@ -414,12 +431,19 @@ __device__ double whole_weight(Desk& desk, const float* weights, u32 length) {
     const u32 blocks = (length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK;
     double sum = 0.0;
     // Pieces come through shared memory, where one thread reads them faster.
-    for (u32 first = 0; first < blocks; first += CANDIDATES_MAX) {
-        const u32 here = min(blocks - first, (u32)CANDIDATES_MAX);
-        for (u32 i = threadIdx.x; i < here; i += CHOOSE_THREADS) desk.weights[i] = weights[first + i];
+    for (u32 first = 0; first < blocks; first += BUCKETS) {
+        // Zeros fill the last eight: adding one changes nothing.
+        const u32 here = min(blocks - first, (u32)BUCKETS), filled = (here + 7) / 8 * 8;
+        for (u32 i = threadIdx.x; i < filled; i += CHOOSE_THREADS) desk.buckets[i] = i < here ? (double)weights[first + i] : 0.0;
         __syncthreads();
         if (threadIdx.x == 0)
-            for (u32 i = 0; i < here; i++) sum = __dadd_rn(sum, (double)desk.weights[i]);
+            for (u32 i = 0; i < filled; i += 8) {
+                double own[8];
+#pragma unroll
+                for (int j = 0; j < 8; j++) own[j] = desk.buckets[i + j];
+#pragma unroll
+                for (int j = 0; j < 8; j++) sum = __dadd_rn(sum, own[j]);
+            }
         __syncthreads();
     }
     if (threadIdx.x == 0) desk.number = sum;
@@ -581,7 +605,7 @@ __device__ u32 pick(Desk& desk, const Choice& choice, const View& view, const fl
 }
 
 // One block for each choice.  `next` are the tokens of the next step.
-KERNEL void __launch_bounds__(CHOOSE_THREADS) choose_pick(
+KERNEL void __launch_bounds__(CHOOSE_THREADS, 1) choose_pick(
     ChoiceResult* results, u32* next, const float* largest, const float* weights, const float* rows, const u32* allowed,
     const u32* lengths, u32* faults, const float* logits, const Choice* choices, u32 vocab, u32 blocks) {
     __shared__ Desk desk;

@@ -12,13 +12,26 @@ typedef unsigned long long u64;
 // Largest number of half precision.
 #define HALF_MAX 65504.0f
 
-// Lets the launch behind this one begin, and waits until the one before has ended and what it wrote is seen.
-// Weights may be read before; whatever a launch writes may not.
-__device__ __forceinline__ void wait_for_earlier() {
+// Waits until the launch before has ended and what it wrote is seen.  Weights may be read before; whatever a launch writes
+// may not.
+__device__ __forceinline__ void wait_for_writes() {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// Lets the launch behind this one begin once all blocks have come here.  Blocks that begin early are put where there is
+// room, so a launch of long blocks, which would crowd on few multiprocessors, lets others begin as late as it can.
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Both, for launches of short blocks.
+__device__ __forceinline__ void wait_for_earlier() {
+    let_next_begin();
+    wait_for_writes();
 }
 
 __device__ __forceinline__ u16 half_bits(float x) {
@@ -127,6 +140,13 @@ __device__ __forceinline__ uint4 load_once(const uint4* at) {
     uint4 d;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w) : "l"(at));
+    return d;
+}
+
+// Four bytes that nothing writes, where the program says so: not later, beside their use.
+__device__ __forceinline__ u32 load_word(const void* at) {
+    u32 d;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(d) : "l"(at));
     return d;
 }
 

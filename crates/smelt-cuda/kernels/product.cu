@@ -93,6 +93,14 @@ template <class F, int TILES> __device__ __forceinline__ void group_numbers(
     }
 }
 
+// Halves of rows g and g + 8 of TILES tiles in a group, as they lie.
+template <int TILES> __device__ __forceinline__ void load_pairs(
+    u32 (&out)[TILES], const void* numbers, u32 row, u32 group, u32 groups, u32 g) {
+    const u16* from = (const u16*)numbers + group_at(row, group, groups) + g * 8;
+#pragma unroll
+    for (int i = 0; i < TILES; i++) out[i] = load_word(from + i * 2);
+}
+
 // The rows operand of one k-step (16 columns) out of what a lane read; `step` counts inside of it.
 struct Fragment { u32 a0, a1, a2, a3; };
 
@@ -144,6 +152,42 @@ __device__ __forceinline__ void put(const Product& p, float y, u32 row, u32 toke
     float* at = (float*)p.out + (u64)token * p.stride + row;
     y = finished(p, y, row);
     *at = p.mode == ADD ? __fadd_rn(*at, y) : y;
+}
+
+// The last steps of what a thread has of a tile: rows `row` and `row` + 8.
+template <int EIGHTS> __device__ __forceinline__ void finish_tile(const Product& p, float (&y)[EIGHTS][4], u32 row) {
+    // Rows that only fill a tile have results that go nowhere, but for SwiGLU, whose weights have no such rows.
+    const u32 last = (p.mode == SWIGLU ? p.padded_rows : p.rows) - 1, low = min(row, last), high = min(row + 8, last);
+    if (p.row_scales) {
+        const float scales[2] = {__ldg(p.row_scales + low), __ldg(p.row_scales + high)};
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 4; i++) y[i / 4][i % 4] = __fmul_rn(y[i / 4][i % 4], scales[i % 4 / 2]);
+    }
+    if (p.bias) {
+        const float biases[2] = {__ldg(p.bias + low), __ldg(p.bias + high)};
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 4; i++) y[i / 4][i % 4] = __fadd_rn(y[i / 4][i % 4], biases[i % 4 / 2]);
+    }
+}
+
+// Stores or adds that, of tokens `token` and `token` + 1 of each block of eight.
+template <int EIGHTS>
+__device__ __forceinline__ void put_tile(const Product& p, const float (&y)[EIGHTS][4], u32 row, u32 token) {
+    const bool adds = p.mode == ADD;
+    float* at = (float*)p.out + (u64)token * p.stride + row;
+    auto counts = [&](int eight, int i) { return token + eight * 8 + i % 2 < p.tokens && row + i / 2 * 8 < p.rows; };
+    auto place = [&](int eight, int i) { return at + (u64)(eight * 8 + i % 2) * p.stride + i / 2 * 8; };
+    // All that is there is on its way before the first of it is added to.
+    float before[EIGHTS][4];
+    if (adds) {
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 4; i++) before[i / 4][i % 4] = counts(i / 4, i % 4) ? *place(i / 4, i % 4) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 4; i++) {
+        const float own = y[i / 4][i % 4];
+        if (counts(i / 4, i % 4)) *place(i / 4, i % 4) = adds ? __fadd_rn(before[i / 4][i % 4], own) : own;
+    }
 }
 
 // For few tokens: a block takes TILES * 16 rows; warp w takes units w, w + WARPS, .. of columns.  Sums of groups meet in
@@ -297,19 +341,27 @@ __device__ __forceinline__ void product_many(const Product& p) {
     const u32 own_tile = warp / COLUMN_WARPS * TILES, own_eight = warp % COLUMN_WARPS * EIGHTS;
     const u32 base = shared_address(stages);
 
-    auto copy_stage = [&](u32 k64) {
-        const u32 to = base + k64 % STAGES * STAGE_BYTES;
-        for (u32 at = threadIdx.x; at < ROW_BYTES / 16; at += THREADS) {
-            u32 read = at / (ROW_TILES * 32), inside = at % (ROW_TILES * 32);
-            bool counts = first_tile + inside / 32 < tiles;
-            const uint4* from = p.weights + weights_at<F>(p, first_tile + inside / 32, k64 * READS + read) + inside % 32;
-            copy16(to + at * 16, counts ? from : p.weights, counts);
+    // Every 128 threads copy a piece of four tiles, or two blocks of tokens, at once; stages are copied in their order.
+    static_assert(THREADS == 128 && ROW_TILES % 4 == 0 && TOKEN_EIGHTS % 2 == 0, "pieces of 128 times 16 bytes");
+    constexpr int PIECES = ROW_TILES / 4;
+    const u32 piece_stride = p.columns / F::COLUMNS * 128, pieces = min(tiles - first_tile, (u32)ROW_TILES) / 4;
+    const uint4* next_rows = p.weights + weights_at<F>(p, first_tile, 0) + threadIdx.x;
+    const uint4* next_tokens = (const uint4*)p.x + first_eight * 64 + threadIdx.x;
+    const u32 present = eights - first_eight;
+    u32 next_at = base + threadIdx.x * 16;
+    auto copy_stage = [&]() {
+#pragma unroll
+        for (int i = 0; i < READS * PIECES; i++) {
+            const bool counts = i % PIECES < pieces;
+            copy16(next_at + i * 2048, next_rows + (counts ? i % PIECES * piece_stride : 0) + i / PIECES * 128, counts);
         }
-        for (u32 at = threadIdx.x; at < TOKEN_EIGHTS * 64; at += THREADS) {
-            bool counts = first_eight + at / 64 < eights;
-            const uint4* from = (const uint4*)p.x + (u64)(k64 * eights + first_eight) * 64 + at;
-            copy16(to + ROW_BYTES + at * 16, counts ? (const void*)from : (const void*)p.x, counts);
+#pragma unroll
+        for (int i = 0; i < TOKEN_EIGHTS / 2; i++) {
+            const bool counts = i * 2 + threadIdx.x / 64 < present;
+            copy16(next_at + ROW_BYTES + i * 2048, counts ? next_tokens + i * 128 : (const uint4*)p.x, counts);
         }
+        next_rows += READS * 128, next_tokens += eights * 64;
+        next_at = next_at + STAGE_BYTES >= base + STAGES * STAGE_BYTES ? base + threadIdx.x * 16 : next_at + STAGE_BYTES;
     };
 
     float y[TILES][EIGHTS][4], sums[TILES][EIGHTS][4];
@@ -318,25 +370,32 @@ __device__ __forceinline__ void product_many(const Product& p) {
         y[i / 4 / EIGHTS][i / 4 % EIGHTS][i % 4] = 0.0f;
         sums[i / 4 / EIGHTS][i / 4 % EIGHTS][i % 4] = 0.0f;
     }
-    wait_for_earlier();
+    wait_for_writes();
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++) {
-        if (stage < steps64) copy_stage(stage);
+        if (stage < steps64) copy_stage();
         end_copies();
     }
 
     // Rows that are not there read numbers of rows that are; their results go nowhere.
     const u32 row = min((first_tile + own_tile) * 16, p.padded_rows - TILES * 16);
     // The two columns of a matrix that a lane names for ldmatrix: blocks of 8 numbers, then of 8 tokens.
-    const u32 tile_at = ((lane / 16) * 8 + lane / 8 % 2) * 128 + lane % 8 * 16;
+    u32 tile_at = base + ROW_BYTES + ((lane / 16 + own_eight) * 8 + lane / 8 % 2) * 128 + lane % 8 * 16;
+    // Computed once: the compiler would do it again in every round.
+    asm volatile("" : "+r"(tile_at));
+    // Scales of groups that span rounds are on their way for a round before they are used.
+    constexpr bool SPANS_ROUNDS = F::GROUP == 128 && F::SCALE == SCALE_F16;
+    u32 ahead[TILES], stage = 0;
 
     for (u32 k64 = 0; k64 < steps64; k64++) {
         await_copies<STAGES - 2>();
         __syncthreads();
-        if (k64 + STAGES - 1 < steps64) copy_stage(k64 + STAGES - 1);
+        if (SPANS_ROUNDS && k64 % 2 == 0) load_pairs<TILES>(ahead, p.scales, row, k64 / 2, p.columns / F::GROUP, g);
+        if (k64 + STAGES - 1 < steps64) copy_stage();
         end_copies();
-        const u32 at = base + k64 % STAGES * STAGE_BYTES;
-        const u8* rows_at = stages + k64 % STAGES * STAGE_BYTES;
+        const u32 at = tile_at + stage * STAGE_BYTES;
+        const u8* rows_at = stages + stage * STAGE_BYTES;
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
         uint4 read[TILES];
         u32 zeros[TILES][2];
         float scales[TILES][2], mins[TILES][2];
@@ -344,7 +403,7 @@ __device__ __forceinline__ void product_many(const Product& p) {
         for (int step = 0; step < 4; step++) {
             const u32 group = (k64 * 64 + step * 16) / F::GROUP;
             if (step % GROUP_STEPS == 0) {
-                group_numbers<F, TILES>(scales, p.scales, p.spans, row, group, p.columns, g);
+                if (!SPANS_ROUNDS) group_numbers<F, TILES>(scales, p.scales, p.spans, row, group, p.columns, g);
                 if (F::MINS) group_numbers<F, TILES>(mins, p.mins, p.min_spans, row, group, p.columns, g);
 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++) zero_points<F>(zeros[tile], p, row + tile * 16, group, g);
@@ -357,7 +416,7 @@ __device__ __forceinline__ void product_many(const Product& p) {
             u32 b[EIGHTS / 2][4];
 #pragma unroll
             for (int two = 0; two < EIGHTS / 2; two++)
-                load_tiles(b[two], at + ROW_BYTES + ((own_eight + two * 2) * 8 + step * 2) * 128 + tile_at);
+                load_tiles(b[two], at + two * 2048 + step * 256);
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++) {
                 Fragment a = unpack<F>(read[tile], step % STEPS, zeros[tile]);
@@ -367,6 +426,10 @@ __device__ __forceinline__ void product_many(const Product& p) {
             }
             const bool ends = F::GROUP == 128 ? step == 3 && k64 % 2 == 1 : step % GROUP_STEPS == GROUP_STEPS - 1;
             if (ends) {
+                if (SPANS_ROUNDS) {
+#pragma unroll
+                    for (int i = 0; i < TILES; i++) scales[i][0] = low_value(ahead[i]), scales[i][1] = high_value(ahead[i]);
+                }
 #pragma unroll
                 for (int eight = 0; eight < EIGHTS; eight++) {
                     float2 x = make_float2(0.0f, 0.0f);
@@ -389,24 +452,22 @@ __device__ __forceinline__ void product_many(const Product& p) {
         }
     }
 
+    let_next_begin();
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++) {
         const u32 tile_row = (first_tile + own_tile + tile) * 16 + g;
         if (first_tile + own_tile + tile >= tiles) continue;
+        finish_tile<EIGHTS>(p, y[tile], tile_row);
+        if (p.mode != SWIGLU) {
+            put_tile<EIGHTS>(p, y[tile], tile_row, (first_eight + own_eight) * 8 + t * 2);
+            continue;
+        }
 #pragma unroll
         for (int eight = 0; eight < EIGHTS; eight++) {
-            const u32 token_eight = first_eight + own_eight + eight, token = token_eight * 8 + t * 2;
-            float (&own)[4] = y[tile][eight];
-            if (p.mode != SWIGLU) {
-                put(p, own[0], tile_row, token), put(p, own[1], tile_row, token + 1);
-                put(p, own[2], tile_row + 8, token), put(p, own[3], tile_row + 8, token + 1);
-            } else {
-#pragma unroll
-                for (int c = 0; c < 4; c++) own[c] = finished(p, own[c], tile_row + c / 2 * 8);
-                u32 both = turned(held_pair(swiglu_of(own[0], own[2]), swiglu_of(own[1], own[3])));
-                u32 k = (first_tile + own_tile + tile) * 8;
-                if (token_eight < eights) ((u32*)p.out)[activation_at(k, token_eight * 8, eights) / 2 + lane] = both;
-            }
+            const u32 token_eight = first_eight + own_eight + eight, k = (first_tile + own_tile + tile) * 8;
+            const float (&own)[4] = y[tile][eight];
+            u32 both = turned(held_pair(swiglu_of(own[0], own[2]), swiglu_of(own[1], own[3])));
+            if (token_eight < eights) ((u32*)p.out)[activation_at(k, token_eight * 8, eights) / 2 + lane] = both;
         }
     }
 }

@@ -45,30 +45,47 @@ __device__ __forceinline__ float block_sum(float own) {
     return all;
 }
 
+// Eight numbers of a row from number `first` on; zero where there are none.
+__device__ __forceinline__ void load_eight(float (&out)[8], const float* row, u32 first, u32 count) {
+    if (count % 4 == 0 && first + 8 <= count) {
+        const float4 low = *(const float4*)(row + first), high = *(const float4*)(row + first + 4);
+        out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+        out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+        return;
+    }
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) out[i] = first + i < count ? row[first + i] : 0.0f;
+}
+
 // Row `rows[i]` of x, or row i, normed by its root mean square into token i's column; columns up to `columns` are zero.
-// Thread t takes the runs of eight numbers t, t + 256, ..
+// Thread t takes the runs of eight numbers t, t + 256, .., of which it keeps the first.
 KERNEL void __launch_bounds__(ROW_THREADS) norm_rows(
     u16* out, const float* x, const float* weight, const u32* rows, u32 tokens, u32 hidden, u32 columns, float eps) {
+    const u32 token = blockIdx.x, eights = (tokens + 7) / 8, own = threadIdx.x * 8;
+    float by[8], numbers[8];
+    load_eight(by, weight, own, hidden);
     wait_for_earlier();
-    const u32 token = blockIdx.x, eights = (tokens + 7) / 8;
     const float* row = x + (u64)(rows ? rows[token] : token) * hidden;
+    load_eight(numbers, row, own, hidden);
     float squares = 0.0f;
-    for (u32 first = threadIdx.x * 8; first < hidden; first += ROW_THREADS * 8)
 #pragma unroll
-        for (u32 k = first; k < first + 8; k++)
-            if (k < hidden) squares = __fmaf_rn(row[k], row[k], squares);
+    for (int i = 0; i < 8; i++) squares = __fmaf_rn(numbers[i], numbers[i], squares);
+    for (u32 first = own + ROW_THREADS * 8; first < hidden; first += ROW_THREADS * 8) {
+        float more[8];
+        load_eight(more, row, first, hidden);
+#pragma unroll
+        for (int i = 0; i < 8; i++) squares = __fmaf_rn(more[i], more[i], squares);
+    }
     const float mean = __fdiv_rn(block_sum(squares), (float)hidden);
     const float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
-    for (u32 first = threadIdx.x * 8; first < columns; first += ROW_THREADS * 8) {
+    for (u32 first = own; first < columns; first += ROW_THREADS * 8) {
+        if (first != own) load_eight(by, weight, first, hidden), load_eight(numbers, row, first, hidden);
         u32 words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float two[2];
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                u32 k = first + 2 * i + j;
-                two[j] = k < hidden ? __fmul_rn(__fmul_rn(row[k], inverse), weight[k]) : 0.0f;
-            }
+            for (int j = 0; j < 2; j++) two[j] = __fmul_rn(__fmul_rn(numbers[2 * i + j], inverse), by[2 * i + j]);
             words[i] = held_pair(two[0], two[1]);
         }
         *(uint4*)(out + activation_at(first, token, eights)) = make_uint4(words[0], words[1], words[2], words[3]);
@@ -178,16 +195,21 @@ KERNEL void __launch_bounds__(ROW_THREADS) rotate_and_keep(
     const u32 lane = threadIdx.x % 32, index = blockIdx.x * (ROW_THREADS / 32) + threadIdx.x / 32;
     const u32 per_token = heads + 2 * kv_heads, token = index / per_token, head = index % per_token;
     if (token >= tokens) return;
+    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
     const float* from = all + (u64)token * stride + head * dim;
-    float own[HEAD_OWN];
+    const float* norm = is_query ? query_norm : key_norm;
+    const u32 half = dim / 2, position = is_query ? 0 : row_positions[token], table = is_query ? 0 : row_tables[token];
+    // All that is read is on its way before the first of it is used.
+    float own[HEAD_OWN], cosine[HEAD_OWN], sine[HEAD_OWN], by[HEAD_OWN];
 #pragma unroll
     for (int i = 0; i < HEAD_OWN; i++) {
-        u32 d = lane + 32 * i;
+        u32 d = lane + 32 * i, at = token * half + d % half;
         own[i] = d < dim ? from[d] : 0.0f;
+        cosine[i] = d < dim && !is_value ? cosines[at] : 0.0f;
+        sine[i] = d < dim && !is_value ? sines[at] : 0.0f;
+        by[i] = d < dim && !is_value && norm ? norm[d] : 0.0f;
     }
-    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
     if (!is_value) {
-        const float* norm = is_query ? query_norm : key_norm;
         float factor = 1.0f;
         if (norm) {
             float squares = 0.0f;
@@ -196,22 +218,20 @@ KERNEL void __launch_bounds__(ROW_THREADS) rotate_and_keep(
             float mean = __fdiv_rn(warp_sum(squares), (float)dim);
             factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
         }
-        const u32 half = dim / 2;
         __shared__ float rows[ROW_THREADS / 32][HEAD_PAD];
         float* row = rows[threadIdx.x / 32];
 #pragma unroll
         for (int i = 0; i < HEAD_OWN; i++) {
             u32 d = lane + 32 * i;
-            if (d < dim) row[d] = norm ? __fmul_rn(__fmul_rn(own[i], factor), norm[d]) : own[i];
+            if (d < dim) row[d] = norm ? __fmul_rn(__fmul_rn(own[i], factor), by[i]) : own[i];
         }
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < HEAD_OWN; i++) {
             u32 d = lane + 32 * i;
             if (d < dim) {
-                u32 at = token * half + d % half;
                 float other = d < half ? -row[d + half] : row[d - half];
-                own[i] = __fadd_rn(__fmul_rn(row[d], cosines[at]), __fmul_rn(other, sines[at]));
+                own[i] = __fadd_rn(__fmul_rn(row[d], cosine[i]), __fmul_rn(other, sine[i]));
             }
         }
     }
@@ -224,9 +244,9 @@ KERNEL void __launch_bounds__(ROW_THREADS) rotate_and_keep(
         }
         return;
     }
-    const u32 position = row_positions[token], kv_head = (head - heads) % kv_heads;
+    const u32 kv_head = (head - heads) % kv_heads;
     const Pages pages = {pool, tables, page_bytes, kv_heads};
-    u8* at = head_of(pages, row_tables[token], position / 64, kv_head);
+    u8* at = head_of(pages, table, position / 64, kv_head);
 #if KV_BYTES
     float* scales = (float*)(at + 2 * 64 * HEAD_PAD) + (is_value ? 64 : 0);
     store_bytes(at + (is_value ? 64 * HEAD_PAD : 0), scales + position % 64, position % 64, own);

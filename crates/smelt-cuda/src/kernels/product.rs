@@ -312,6 +312,9 @@ pub fn default_shape(
         0..=8 if rows >= 64 * multiprocessors => &["f8_2x8", "f8_1x16", "f8_1x8"],
         0..=8 => &["f8_1x16", "f8_1x8"],
         9..=16 => &["f16_2x8", "f16_1x8"],
+        // So many rows read their weights at the memory's pace where tiles are copied ahead.
+        17..=32 if rows >= 256 * multiprocessors => &["g_64x32"],
+        17..=32 if rows <= 16 * multiprocessors => &["f32_1x8", "f32_1x4"],
         17..=32 => &["f32_2x8", "f32_1x8", "f32_1x4"],
         _ => many_tokens(rows, tokens, multiprocessors),
     };
@@ -320,11 +323,11 @@ pub fn default_shape(
     found.into_iter().find(|shape| all.contains(shape)).unwrap_or(many(2, 2, 5))
 }
 
-/// The largest tiles of which there are enough for every multiprocessor.
+/// The largest tiles of which there are enough for every multiprocessor: two of the largest, for prompts that fill them.
 fn many_tokens(rows: u32, tokens: u32, multiprocessors: u32) -> &'static [&'static str] {
     let blocks = |row, token| rows.div_ceil(row) * tokens.div_ceil(token);
-    if blocks(128, 64) >= multiprocessors {
-        &["g_128x64", "g_64x64"]
+    if tokens >= 512 && blocks(64, 128) * 8 >= multiprocessors * 15 {
+        &["g_64x128", "g_128x64", "g_64x64"]
     } else if blocks(64, 64) >= multiprocessors {
         &["g_64x64"]
     } else {

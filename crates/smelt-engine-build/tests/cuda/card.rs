@@ -16,14 +16,14 @@ use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::source::{KernelSet, source};
 use smelt_cuda::nvrtc::{Source, compile};
 use smelt_cuda::{Driver, Target};
-use smelt_engine::llm::LlmEngine;
 use smelt_engine_build::llm::{self, Limits};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
+use smelt_model::reference;
 use smelt_model::synthetic;
 use tempfile::TempDir;
 
-use super::golden::{Golden, folder, greedy};
+use super::golden::{Golden, folder, greedy, logits};
 
 /// The variable that names the folder of engines.
 const FOLDER: &str = "SMELT_CUDA_ENGINES";
@@ -32,6 +32,8 @@ const LIMITS: Limits = Limits { max_seq_len: 400, max_slots: 4 };
 const TARGET: Target = Target::Sm90;
 /// `<IMG_CONTEXT>` of the tiny tokenizer.
 const IMAGE_TOKEN: u32 = 383;
+/// How far logits may be from the reference's, as a part of the largest: products take halves.
+const TOLERANCE: f32 = 1e-2;
 /// What says what an engine has to answer.
 const CASES: &str = "cases.json";
 
@@ -56,18 +58,16 @@ fn write(checkpoint: &Checkpoint, name: &str, cases: &Value) {
     fs::write(dir.join(CASES), cases.to_string()).unwrap();
 }
 
-/// What the processors' engine of the same weights answers to a text, and what transformers does to a picture.
+/// What the reference says behind each token of a text, and what transformers answers to a picture.
 fn cases(checkpoint: &Checkpoint, golden: Option<&Golden>) -> Value {
-    let dir = TempDir::new().unwrap();
-    llm::build(checkpoint, LIMITS, dir.path(), &mut |_| {}).unwrap();
-    let mut engine = LlmEngine::open(dir.path()).unwrap();
-    let vocab = engine.vocab() as u32;
+    let config = checkpoint.decoder().unwrap();
     let text: Vec<u32> = match golden {
         Some(golden) => golden.ids("text_ids"),
-        None => (0..40).map(|at| (at * 37 + 5) % vocab).collect(),
+        None => (0..40).map(|at| (at * 37 + 5) % config.vocab as u32).collect(),
     };
-    let tokens = greedy(&mut engine, SlotInput::new(0, &text), 16);
-    let mut all = json!({ "text": text, "greedy": tokens, "hidden": engine.hidden() });
+    let all = 0..text.len();
+    let logits = reference::logits(checkpoint, &text, None, all, &mut |_| {}).unwrap();
+    let mut all = json!({ "text": text, "logits": logits, "hidden": config.hidden });
     if let Some(golden) = golden {
         all["image"] = json!({
             "ids": golden.ids("image_ids"),
@@ -109,22 +109,36 @@ fn numbers(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|one| one.as_u64().unwrap() as u32).collect()
 }
 
+fn floats(value: &Value) -> Vec<f32> {
+    value.as_array().unwrap().iter().map(|one| one.as_f64().unwrap() as f32).collect()
+}
+
+/// Logits of rows of `vocab` against the reference's: so near that tokens which lead by twice as much are the same.
+fn compare(dir: &Path, found: &[f32], expected: &[f32], vocab: usize) {
+    assert_eq!(found.len(), expected.len(), "{}", dir.display());
+    let mut farthest = 0.0_f32;
+    for (found, expected) in found.chunks_exact(vocab).zip(expected.chunks_exact(vocab)) {
+        let scale = expected.iter().fold(0.0_f32, |most, number| most.max(number.abs()));
+        for (found, expected) in found.iter().zip(expected) {
+            let off = (found - expected).abs() / scale;
+            assert!(off <= TOLERANCE, "{}: {found} for {expected}", dir.display());
+            farthest = farthest.max(off);
+        }
+    }
+    println!("logits are off by {farthest} of the largest");
+}
+
 /// The engine in `dir` against the contract, and against what it has to answer.
 fn try_engine(dir: &Path, driver: &Arc<dyn Driver>) {
     let text = fs::read_to_string(dir.join(CASES)).unwrap();
     let cases: Value = serde_json::from_str(&text).unwrap();
     let hidden = cases["hidden"].as_u64().unwrap() as usize;
     let mut decoder = open(dir, driver, KvOptions::default());
-    let prompt = numbers(&cases["text"]);
-    let found = greedy(&mut decoder, SlotInput::new(0, &prompt), 16);
-    assert_eq!(found, numbers(&cases["greedy"]), "{}: the processors' tokens", dir.display());
+    let text = numbers(&cases["text"]);
+    let found = logits(&mut decoder, SlotInput::new(0, &text));
+    compare(dir, &found, &floats(&cases["logits"]), found.len() / text.len());
     if let Some(image) = cases.get("image") {
-        let embeds: Vec<f32> = image["embeds"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|n| n.as_f64().unwrap() as f32)
-            .collect();
+        let embeds = floats(&image["embeds"]);
         let tokens = embeds.len() / hidden;
         let features = HostFeatures { embeds, deepstack: Vec::new() }.into_features(tokens);
         let spans = [FeatureSpan { features: &features, tokens: 0..tokens }];
@@ -151,7 +165,7 @@ fn try_engine(dir: &Path, driver: &Arc<dyn Driver>) {
 
 #[test]
 #[ignore = "needs a card"]
-fn on_a_card_every_engine_conforms_and_answers_as_the_processors_do() {
+fn on_a_card_every_engine_conforms_and_answers_as_the_reference_does() {
     let driver = smelt_cuda::open(0).unwrap_or_else(|error| panic!("{error}"));
     let mut dirs: Vec<PathBuf> =
         fs::read_dir(engines()).unwrap().map(|entry| entry.unwrap().path()).collect();

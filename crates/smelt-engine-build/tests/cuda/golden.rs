@@ -87,7 +87,7 @@ pub(super) fn greedy(decoder: &mut dyn Decoder, run: SlotInput<'_>, count: usize
 }
 
 /// Logits behind every token.
-fn logits(decoder: &mut dyn Decoder, run: SlotInput<'_>) -> Vec<f32> {
+pub(super) fn logits(decoder: &mut dyn Decoder, run: SlotInput<'_>) -> Vec<f32> {
     let found = decoder.step(&[run.showing(LogitRows::All)]).unwrap().remove(0).logits;
     decoder.release(run.slot);
     found
