@@ -259,7 +259,13 @@ struct Trial<'a> {
 
 impl Trial<'_> {
     /// Seconds of one product by this kernel; the median of some rounds over all layers.
-    fn time(&self, rows: usize, columns: usize, tokens: usize, shape: ProductShape) -> Outcome<f64> {
+    fn time(
+        &self,
+        rows: usize,
+        columns: usize,
+        tokens: usize,
+        shape: ProductShape,
+    ) -> Outcome<f64> {
         let layers = if rows > 100_000 { 2 } else { 28 };
         let strips = padded_rows(rows) / STRIP_ROWS;
         let mut at = self.room.address();
@@ -294,7 +300,8 @@ impl Trial<'_> {
                 product::product(&weight, DeviceAddress::NULL, x, outcome, shape)
             })
             .collect();
-        let put = |stream| launches.iter().try_for_each(|launch| self.module.launch(stream, launch));
+        let put =
+            |stream| launches.iter().try_for_each(|launch| self.module.launch(stream, launch));
         let graph = self.stream.capture(put)?;
         let mut took = Vec::new();
         for _ in 0..9 {
@@ -319,15 +326,24 @@ fn shapes(dir: &Path) -> Outcome<()> {
         let form = WeightForm::parse(name).ok_or("a form that is none")?;
         let (driver, module, stream, room) = (&driver, &module, &stream, &room);
         let trial = Trial { driver, module, stream, room, form };
-        for (rows, columns) in [(4096, 2048), (2048, 2048), (12_288, 2048), (2048, 6144), (151_936, 2048)] {
+        for (rows, columns) in
+            [(4096, 2048), (2048, 2048), (12_288, 2048), (2048, 6144), (151_936, 2048)]
+        {
             for tokens in [1, 8, 16, 32, 64, 128, 356, 512, 2048] {
                 if rows > 100_000 && tokens > 32 {
                     continue;
                 }
-                let usual = default_shape(form, rows as u32, tokens as u32, trial.driver.card().multiprocessors);
+                let usual = default_shape(
+                    form,
+                    rows as u32,
+                    tokens as u32,
+                    trial.driver.card().multiprocessors,
+                );
                 let mut told = Vec::new();
                 for shape in ProductShape::all(form) {
-                    if shape.takes(tokens as u32) && (tokens <= 64 || matches!(shape, ProductShape::Many(_))) {
+                    if shape.takes(tokens as u32)
+                        && (tokens <= 64 || matches!(shape, ProductShape::Many(_)))
+                    {
                         let micros = trial.time(rows, columns, tokens, shape)? * 1e6;
                         let mark = if shape == usual { "*" } else { "" };
                         told.push(format!("{mark}{shape} {micros:.1}"));

@@ -588,7 +588,11 @@ mod tests {
         let mut bytes = fs::read(&weights).unwrap();
         bytes[1] ^= 1;
         fs::write(&weights, &bytes).unwrap();
-        let error = DecoderDir::open(dir.path()).unwrap().verify_digest(&mut |_| ()).unwrap_err().to_string();
+        let error = DecoderDir::open(dir.path())
+            .unwrap()
+            .verify_digest(&mut |_| ())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("sha256"), "{error}");
         fs::write(&weights, &bytes[..100]).unwrap();
         let error = DecoderDir::open(dir.path()).unwrap_err().to_string();

@@ -123,7 +123,8 @@ impl ChoiceLists {
     }
 
     fn push(&mut self, numbers: Numbers, settings: &Settings) {
-        let [biases, counts, words] = numbers.pieces.map(|(first, count)| [first as u32, count as u32]);
+        let [biases, counts, words] =
+            numbers.pieces.map(|(first, count)| [first as u32, count as u32]);
         let top_k = u32::try_from(settings.top_k).unwrap_or(u32::MAX);
         let out = &mut self.choices;
         out.extend(numbers.uniform.to_le_bytes());
@@ -180,9 +181,8 @@ pub enum Told {
 
 /// Reads what came of a choice with `top` of the likeliest; none where no score was asked for.
 pub fn read_result(bytes: &[u8; RESULT_BYTES], vocab: usize, top: Option<usize>) -> Told {
-    let word = |at: usize| {
-        u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-    };
+    let word =
+        |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let float = |at| f32::from_bits(word(at));
     match word(8) {
         0 => {}

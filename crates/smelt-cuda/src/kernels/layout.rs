@@ -5,7 +5,7 @@
 //! A lane's fragment is that of `mma.m16n8k16`: lane `4g + t` has rows g and g + 8 in columns 2t, 2t + 1, and the same
 //! eight columns on.
 
-use super::form::{Levels, ScaleKind, WeightForm, WeightPart, SPAN_COLUMNS};
+use super::form::{Levels, SPAN_COLUMNS, ScaleKind, WeightForm, WeightPart};
 
 /// Rows of a strip.
 pub const STRIP_ROWS: usize = 64;

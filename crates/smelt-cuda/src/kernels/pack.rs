@@ -6,7 +6,7 @@
 use half::f16;
 use smelt_tensor::packed::BlockForm;
 
-use super::form::{Levels, ScaleKind, WeightForm, WeightPart, SPAN_COLUMNS};
+use super::form::{Levels, SPAN_COLUMNS, ScaleKind, WeightForm, WeightPart};
 use super::layout::{STRIP_ROWS, TILE_ROWS, group_at, level_at, padded_columns, part_bytes};
 
 /// Scales of levels.
@@ -246,11 +246,7 @@ pub fn pack_strip<'a>(
 }
 
 /// The level that stands for zero in a column behind those of a row, or in a row that is none.
-fn filling_level(
-    form: WeightForm,
-    row: Option<&(WeightSource<'_>, usize)>,
-    column: usize,
-) -> u8 {
+fn filling_level(form: WeightForm, row: Option<&(WeightSource<'_>, usize)>, column: usize) -> u8 {
     match form.levels {
         Levels::Half => 0,
         Levels::Eight => 128,
@@ -356,9 +352,8 @@ pub fn read_row(form: WeightForm, strip: &Strip, row: usize, out: &mut [f32]) {
         let found = strip.parts.iter().find(|(part, _)| *part == wanted);
         found.map_or(&[][..], |(_, bytes)| bytes)
     };
-    let half = |bytes: &[u8], at: usize| {
-        f16::from_le_bytes([bytes[at * 2], bytes[at * 2 + 1]]).to_f32()
-    };
+    let half =
+        |bytes: &[u8], at: usize| f16::from_le_bytes([bytes[at * 2], bytes[at * 2 + 1]]).to_f32();
     let number = |own, span, group: usize| match form.scales {
         ScaleKind::Row => 1.0,
         ScaleKind::F16 => half(part(own), group_at(row, group)),
@@ -374,13 +369,11 @@ pub fn read_row(form: WeightForm, strip: &Strip, row: usize, out: &mut [f32]) {
     let row_scale = row_scale.map_or(1.0, f32::from_le_bytes);
     for (column, out) in out.iter_mut().enumerate() {
         let group = column / form.group;
-        let level = read_level(form, part(WeightPart::Levels), part(WeightPart::Zeros), row, column);
+        let level =
+            read_level(form, part(WeightPart::Levels), part(WeightPart::Zeros), row, column);
         let scale = number(WeightPart::Scales, WeightPart::Spans, group) * row_scale;
-        let min = if form.has_mins {
-            number(WeightPart::Mins, WeightPart::MinSpans, group)
-        } else {
-            0.0
-        };
+        let min =
+            if form.has_mins { number(WeightPart::Mins, WeightPart::MinSpans, group) } else { 0.0 };
         *out = level * scale - min;
     }
 }
@@ -476,10 +469,9 @@ mod tests {
         let levels = bytes(&mut random, rows * columns, 256);
         let row_scales: Vec<f32> = (0..rows).map(|_| random.unit()).collect();
         let groups = halves(&mut random, rows * columns.div_ceil(32));
-        for scales in [
-            LevelScales::Rows(&row_scales),
-            LevelScales::Groups { halves: &groups, group: 32 },
-        ] {
+        for scales in
+            [LevelScales::Rows(&row_scales), LevelScales::Groups { halves: &groups, group: 32 }]
+        {
             let rows_in = WeightRows::Bytes { bytes: &levels, scales };
             let found = read_back(WeightSource { columns, rows: rows_in }, rows).concat();
             for (at, found) in found.into_iter().enumerate() {
@@ -499,10 +491,9 @@ mod tests {
     fn bf16_and_f16_lose_nothing() {
         let mut random = Random::new(3);
         let (rows, columns) = (9, 40);
-        for narrow in [
-            (|x: f32| f16::from_f32(x).to_f32()) as fn(f32) -> f32,
-            |x: f32| half::bf16::from_f32(x).to_f32(),
-        ] {
+        for narrow in [(|x: f32| f16::from_f32(x).to_f32()) as fn(f32) -> f32, |x: f32| {
+            half::bf16::from_f32(x).to_f32()
+        }] {
             for size in [1e-30, 1e-3, 1.0, 3e4] {
                 let numbers: Vec<f32> =
                     random.noise(rows * columns).iter().map(|x| narrow(x * size)).collect();
@@ -535,7 +526,8 @@ mod tests {
                 BlockNumbers { halves, factors: form.has_factors().then_some(&factors[..]) }
             };
             let mins = form.has_mins.then(|| numbers(1));
-            let blocks = BlockRows { form, nibbles: &nibbles, high: &high, scales: numbers(0), mins };
+            let blocks =
+                BlockRows { form, nibbles: &nibbles, high: &high, scales: numbers(0), mins };
             let source = WeightSource { columns, rows: WeightRows::Blocks(blocks) };
             for (at, found) in read_back(source, rows).concat().into_iter().enumerate() {
                 let (row, column) = (at / columns, at % columns);
@@ -556,13 +548,9 @@ mod tests {
 
     #[test]
     fn gates_and_what_they_are_multiplied_with_lie_eight_by_eight() {
-        assert_eq!([0, 7, 8, 15, 16, 24].map(interleaved), [
-            (0, 0),
-            (0, 7),
-            (1, 0),
-            (1, 7),
-            (0, 8),
-            (1, 8)
-        ]);
+        assert_eq!(
+            [0, 7, 8, 15, 16, 24].map(interleaved),
+            [(0, 0), (0, 7), (1, 0), (1, 7), (0, 8), (1, 8)]
+        );
     }
 }

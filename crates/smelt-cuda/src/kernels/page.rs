@@ -80,14 +80,17 @@ mod tests {
 
     #[test]
     fn every_number_of_a_page_has_a_place_of_its_own_and_nothing_is_left() {
-        for (dim, kind) in [(8, KvType::F16), (24, KvType::Int8), (64, KvType::F16), (128, KvType::Int8)] {
+        for (dim, kind) in
+            [(8, KvType::F16), (24, KvType::Int8), (64, KvType::F16), (128, KvType::Int8)]
+        {
             let shape = HeadShape { dim, kind };
             let mut bytes = BTreeSet::new();
             for which in [KeyOrValue::Key, KeyOrValue::Value] {
                 for position in 0..PAGE_TOKENS {
                     for d in 0..shape.padded() {
                         let at = shape.number_at(which, position, d);
-                        (at..at + shape.number_bytes()).for_each(|byte| assert!(bytes.insert(byte)));
+                        (at..at + shape.number_bytes())
+                            .for_each(|byte| assert!(bytes.insert(byte)));
                     }
                     if kind == KvType::Int8 {
                         let at = shape.scale_at(which, position);

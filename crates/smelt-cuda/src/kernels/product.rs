@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::form::{Levels, WeightForm, SPAN_COLUMNS};
+use super::form::{Levels, SPAN_COLUMNS, WeightForm};
 use super::layout::{COLUMN_ALIGN, STRIP_ROWS, TILE_ROWS};
 use super::table;
 use crate::{DeviceAddress, Function, Launch, LaunchArgs};
@@ -270,11 +270,8 @@ pub fn product(
 ) -> Launch {
     assert!(shape.takes(x.tokens), "{shape} cannot take {} tokens", x.tokens);
     let rows = weight.padded_rows().div_ceil(shape.rows());
-    let tokens = if matches!(shape, ProductShape::Few(_)) {
-        1
-    } else {
-        x.tokens.div_ceil(shape.tokens())
-    };
+    let tokens =
+        if matches!(shape, ProductShape::Few(_)) { 1 } else { x.tokens.div_ceil(shape.tokens()) };
     Launch {
         function: table::product(weight.form, shape),
         grid: [rows, tokens, 1],
@@ -286,7 +283,12 @@ pub fn product(
 }
 
 /// Writes the rows `ids` `[tokens]` of a packed weight, the embedding, as f32 `[tokens, hidden]`.
-pub fn widen(weight: &DeviceWeight, ids: DeviceAddress, tokens: u32, out: (DeviceAddress, u32)) -> Launch {
+pub fn widen(
+    weight: &DeviceWeight,
+    ids: DeviceAddress,
+    tokens: u32,
+    out: (DeviceAddress, u32),
+) -> Launch {
     let (out, hidden) = out;
     let x = Activations { halves: DeviceAddress::NULL, sums: DeviceAddress::NULL, tokens };
     let args = arguments(weight, DeviceAddress::NULL, x, (out, hidden, 0));
@@ -394,8 +396,13 @@ mod tests {
                     let outcome = Outcome::Store { out: null, stride: rows };
                     let launch = product(&weight, null, x, outcome, shape);
                     let [across, down, _] = launch.grid;
-                    assert!(across * shape.rows() >= rows && (across - 1) * shape.rows() < rows.next_multiple_of(64));
-                    assert!(down * shape.tokens() >= tokens && (down - 1) * shape.tokens() < tokens);
+                    assert!(
+                        across * shape.rows() >= rows
+                            && (across - 1) * shape.rows() < rows.next_multiple_of(64)
+                    );
+                    assert!(
+                        down * shape.tokens() >= tokens && (down - 1) * shape.tokens() < tokens
+                    );
                     assert_eq!(launch.args.args().len(), 17);
                     assert!(launch.shared_bytes <= SHARED_BYTES_MAX && launch.block[0] <= 512);
                 }

@@ -221,8 +221,7 @@ pub fn group_sums(
     columns: u32,
     group: u32,
 ) -> Launch {
-    let args =
-        LaunchArgs::new().with(sums).with(x).with(tokens).with(columns).with(group);
+    let args = LaunchArgs::new().with(sums).with(x).with(tokens).with(columns).with(group);
     let count = columns / group * tokens.next_multiple_of(8);
     of_blocks(GROUP_SUMS, count.div_ceil(ROW_THREADS), ROW_THREADS, args)
 }

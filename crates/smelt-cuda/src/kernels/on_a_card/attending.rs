@@ -88,9 +88,7 @@ impl<'a> Trial<'a> {
         let pool = bench.poisoned((count + 1) * page_bytes);
         let tables = bench.put_words(&tables);
         let pages = LayerPages {
-            pool: pool
-                .address()
-                .offset(heads.shape.layer_start(LAYER, heads.keys as usize) as u64),
+            pool: pool.address().offset(heads.shape.layer_start(LAYER, heads.keys as usize) as u64),
             tables: tables.address(),
             page_bytes: page_bytes as u64,
         };
@@ -231,8 +229,7 @@ impl<'a> Trial<'a> {
         let [parts, marks] = [parts, marks].map(|bytes| self.bench.poisoned(bytes as usize));
         let partials =
             Partials { parts: parts.address(), marks: marks.address(), pages: count, rows };
-        let found =
-            self.attended(&runs, |attend| attend_pages(attend, partials).to_vec(), queries);
+        let found = self.attended(&runs, |attend| attend_pages(attend, partials).to_vec(), queries);
         let (width, _) = self.widths();
         for [row, tokens, start, _] in runs {
             let range = row as usize * width..(row + tokens) as usize * width;
@@ -265,7 +262,9 @@ impl<'a> Trial<'a> {
                 let mut row = vec![0.0; dim];
                 for (at, weight) in weights.iter().enumerate() {
                     let value = self.raw(slot, at, queries + keys + key_head);
-                    row.iter_mut().zip(value).for_each(|(row, value)| *row += weight / sum * f64::from(*value));
+                    row.iter_mut()
+                        .zip(value)
+                        .for_each(|(row, value)| *row += weight / sum * f64::from(*value));
                 }
                 out.extend(row);
             }

@@ -48,7 +48,8 @@ fn draw(random: &mut Random, vocab: usize) -> OwnDraw {
         top_logprobs: random.pick(&[None, Some(0), Some(5), Some(20)]),
         ..Settings::GREEDY
     };
-    let mut own = OwnDraw { settings, counts: Vec::new(), mask: None, uniform: f64::from(random.unit()) };
+    let mut own =
+        OwnDraw { settings, counts: Vec::new(), mask: None, uniform: f64::from(random.unit()) };
     if random.chance(30) {
         own.settings.repetition_penalty = random.pick(&[1.0, 1.2, 0.8]);
         own.settings.frequency_penalty = random.pick(&[0.0, 0.5]);
@@ -60,8 +61,7 @@ fn draw(random: &mut Random, vocab: usize) -> OwnDraw {
     }
     if random.chance(30) {
         let token = |random: &mut Random| random.below(vocab) as u32;
-        own.settings.logit_bias =
-            (0..9).map(|_| (token(random), random.signed() * 5.0)).collect();
+        own.settings.logit_bias = (0..9).map(|_| (token(random), random.signed() * 5.0)).collect();
         let again = own.settings.logit_bias[0].0;
         own.settings.logit_bias.push((again, 0.37));
     }

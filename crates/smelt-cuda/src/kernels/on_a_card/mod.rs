@@ -190,7 +190,12 @@ fn products_equal_f64_and_themselves_in_any_company_on_a_card() {
 fn attention_is_one_function_of_what_a_token_sees_on_a_card() {
     for head in HEADS {
         let bench = Bench::card(&KernelSet { forms: Vec::new(), head });
-        attending::check(&bench, head, (16, 8), &[(0, 356), (333, 100), (2047, 1), (63, 2), (0, 1)]);
+        attending::check(
+            &bench,
+            head,
+            (16, 8),
+            &[(0, 356), (333, 100), (2047, 1), (63, 2), (0, 1)],
+        );
         attending::check(&bench, head, (14, 2), &[(70, 1), (0, 70), (129, 2), (4200, 1)]);
         attending::check(&bench, head, (4, 4), &[(64, 64), (5, 16), (0, 1), (127, 1)]);
     }

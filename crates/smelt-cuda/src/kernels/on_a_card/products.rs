@@ -178,7 +178,12 @@ struct Trial<'a> {
 
 /// Products of a form, of rows and columns, for so many tokens: within rounding of f64, and of each token the same bits
 /// every time.
-pub(super) fn check(bench: &Bench, form: WeightForm, (rows, columns): (usize, usize), tokens: &[usize]) {
+pub(super) fn check(
+    bench: &Bench,
+    form: WeightForm,
+    (rows, columns): (usize, usize),
+    tokens: &[usize],
+) {
     let weight = &Weight::new(bench, form, rows, columns);
     let mut random = Random::new(3);
     let most = tokens.iter().copied().max().unwrap_or(0);

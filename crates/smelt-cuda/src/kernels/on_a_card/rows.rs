@@ -119,7 +119,9 @@ fn tables(bench: &Bench, tokens: usize, hidden: usize) {
         let (bytes, kept): (Vec<Vec<u8>>, Vec<f32>) = table
             .iter()
             .map(|x| match kind {
-                NumberKind::F16 => (f16::from_f32(*x).to_le_bytes().to_vec(), f16::from_f32(*x).to_f32()),
+                NumberKind::F16 => {
+                    (f16::from_f32(*x).to_le_bytes().to_vec(), f16::from_f32(*x).to_f32())
+                }
                 NumberKind::Bf16 => {
                     (bf16::from_f32(*x).to_le_bytes().to_vec(), bf16::from_f32(*x).to_f32())
                 }

@@ -185,8 +185,8 @@ pub(super) fn pick(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astra
         if choice.asks(ASKS_TOKEN) {
             let length = memory.u32s(number_at(given.address(6), index), 1)?[0] as usize;
             let row = memory.f32s(number_at(given.address(4), index * vocab), length)?;
-            let is_faulty = choice.asks(MASKS)
-                && memory.u32s(number_at(given.address(7), index), 1)?[0] == 1;
+            let is_faulty =
+                choice.asks(MASKS) && memory.u32s(number_at(given.address(7), index), 1)?[0] == 1;
             let draw = Draw {
                 settings: &choice.settings(),
                 counts: &[],

@@ -46,8 +46,7 @@ pub(super) fn scatter(memory: &mut TwinMemory, launch: &Launch) -> Result<(), As
     let rows = memory.u32s(given.address(2), count)?;
     let sources = memory.u32s(given.address(3), count)?;
     for (row, source) in rows.into_iter().zip(sources) {
-        let mut own =
-            stored(memory, given.address(1), kind, (source as usize * hidden, hidden))?;
+        let mut own = stored(memory, given.address(1), kind, (source as usize * hidden, hidden))?;
         let at = number_at(given.address(0), row as usize * hidden);
         if given.count(6) == 1 {
             let before = memory.f32s(at, hidden)?;
@@ -182,7 +181,9 @@ impl HeadOf<'_> {
                 lanes[d % 32] = number.mul_add(*number, lanes[d % 32]);
             }
             let factor = 1.0 / (warp_sum(&lanes) / dim as f32 + given.float(16)).sqrt();
-            row.iter_mut().zip(weight).for_each(|(number, weight)| *number = *number * factor * weight);
+            row.iter_mut()
+                .zip(weight)
+                .for_each(|(number, weight)| *number = *number * factor * weight);
         }
         let half = dim / 2;
         let cosines = memory.f32s(number_at(given.address(4), self.token * half), half)?;
