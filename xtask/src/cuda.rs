@@ -68,7 +68,7 @@ fn build(how: &[&str]) -> Result<PathBuf> {
     let output = cargo.output().context("cannot start cargo")?;
     ensure!(output.status.success(), "{cargo:?} ended with {}", output.status);
     let lines = str::from_utf8(&output.stdout)?.lines();
-    let found = lines.filter_map(executable).last();
+    let found = lines.filter_map(executable).next_back();
     found.with_context(|| format!("{cargo:?} names no program"))
 }
 

@@ -270,14 +270,14 @@ mod tests {
         let runs =
             [SlotInput::new(0, &[9]), SlotInput { want, ..SlotInput::new(1, &[1, 2, 3, 4]) }];
         let step = plan(&runs, &[held(5), held(0)], false, 3);
-        let found: Vec<(usize, usize, bool, Option<(u32, usize)>, bool)> = step
+        let found: Vec<_> = step
             .passes
             .iter()
             .flat_map(|pass| &pass.wanted)
             .map(|one| (one.row, one.run, one.draw.is_some(), one.score, one.shown))
             .collect();
         let expected = [
-            (1, 1, false, Some((8, 3)), false),
+            (1, 1, false, Some((8_u32, 3_usize)), false),
             (0, 1, true, None, false),
             (1, 1, true, None, true),
         ];

@@ -82,11 +82,10 @@ impl ChoiceLists {
         // Entries of one token in their order, tokens in theirs: the device finds them together.
         let mut biases = settings.logit_bias.clone();
         biases.sort_by_key(|(token, _)| *token);
-        let biases = biases.into_iter().map(|(token, bias)| (token, bias));
         let counts = draw.counts.iter().map(|seen| (seen.token, seen.count as f32));
         let counts = counts.filter(|_| penalizes(settings));
         let pieces = [
-            append(&mut self.biases, biases.map(pair_bytes)),
+            append(&mut self.biases, biases.into_iter().map(pair_bytes)),
             append(&mut self.counts, counts.map(pair_bytes)),
             append(
                 &mut self.masks,

@@ -41,6 +41,7 @@ impl NumberKind {
     }
 
     /// What the kernels' word `word` is.
+    #[cfg(any(test, feature = "recording"))]
     pub(super) const fn of_word(word: u32) -> Self {
         match word {
             0 => Self::F16,

@@ -17,6 +17,9 @@ use super::{attention as launches, choose as choices, product as products, rows 
 use crate::recording::{Astray, HostKernel, RecordingDriver, TwinMemory};
 use crate::{Arg, DeviceAddress, Launch};
 
+/// What a kernel does that hangs on nothing but what it is given.
+type PlainKernel = fn(&mut TwinMemory, &Launch) -> Result<(), Astray>;
+
 /// Lets a device that needs no GPU do the work of all kernels of a set.
 pub fn teach(driver: &RecordingDriver, set: &KernelSet) {
     for &form in &set.forms {
@@ -31,7 +34,7 @@ pub fn teach(driver: &RecordingDriver, set: &KernelSet) {
         }
     }
     let head = set.head;
-    let plain: [(_, fn(&mut TwinMemory, &Launch) -> Result<(), Astray>); 9] = [
+    let plain: [(_, PlainKernel); 9] = [
         (row_launches::EMBED_ROWS, rows::embed),
         (row_launches::SCATTER_ROWS, rows::scatter),
         (row_launches::NORM_ROWS, rows::norm),
