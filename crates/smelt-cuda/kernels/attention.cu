@@ -250,6 +250,7 @@ KERNEL void __launch_bounds__(32) attend_pages(
 
 // Joins the partial results of one row in the order of pages; grid [rows_max, key heads, runs], a thread for two numbers.
 #define JOIN_THREADS 64
+#define PAGES_AHEAD 16
 KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
     u16* out, const float* parts, const float2* marks, const Run* runs, u32 tokens, u32 heads, u32 kv_heads, u32 dim,
     u32 rows_max, u32 pages_max) {
@@ -265,17 +266,8 @@ KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
     float largest = NO_SCORE, sum = 0.0f;
     float2 so_far = make_float2(0.0f, 0.0f);
     for (u32 first = 0; first < count; first += JOIN_THREADS) {
-        // What the first half of the pages gave is on its way while factors are made, the rest while that is joined.
-        const u32 page = first + threadIdx.x, here = min(count - first, (u32)JOIN_THREADS);
-        const float* from = parts + ((slot + first) * rows_max + row) * HEAD_PAD + own;
-        const u32 mine = own < HEAD_PAD ? here : 0;
-        auto part_of = [&](u32 i) {
-            return i < mine ? *(const float2*)(from + (u64)i * rows_max * HEAD_PAD) : make_float2(0.0f, 0.0f);
-        };
-        float2 now[JOIN_THREADS / 2];
-#pragma unroll
-        for (u32 i = 0; i < JOIN_THREADS / 2; i++) now[i] = part_of(i);
         // The largest up to each page and before it.
+        const u32 page = first + threadIdx.x;
         float2 mark = page < count ? marks[(slot + page) * rows_max + row] : make_float2(NO_SCORE, 0.0f);
         float up_to = mark.x;
 #pragma unroll
@@ -293,17 +285,25 @@ KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
         const Factors factors = factors_of(before, mark.x, up_to);
         by[threadIdx.x] = make_float2(factors.before, factors.now);
         sums[threadIdx.x] = mark.y;
+        const u32 here = min(count - first, (u32)JOIN_THREADS);
         __syncthreads();
-        auto join = [&](u32 i, float2 part) {
-            if (i >= mine) return;
-            const Factors step = {by[i].x, by[i].y};
-            so_far.x = joined(so_far.x, part.x, step), so_far.y = joined(so_far.y, part.y, step);
-            sum = joined(sum, sums[i], step);
-        };
+        if (own < HEAD_PAD) {
+            const float* from = parts + ((slot + first) * rows_max + row) * HEAD_PAD + own;
+            // Many pages are on their way at once.
+            for (u32 i = 0; i < here; i += PAGES_AHEAD) {
+                float2 now[PAGES_AHEAD];
 #pragma unroll
-        for (u32 i = 0; i < JOIN_THREADS / 2; i++) join(i, now[i]), now[i] = part_of(i + JOIN_THREADS / 2);
+                for (u32 j = 0; j < PAGES_AHEAD; j++)
+                    if (i + j < here) now[j] = *(const float2*)(from + (u64)(i + j) * rows_max * HEAD_PAD);
 #pragma unroll
-        for (u32 i = 0; i < JOIN_THREADS / 2; i++) join(i + JOIN_THREADS / 2, now[i]);
+                for (u32 j = 0; j < PAGES_AHEAD; j++) {
+                    if (i + j >= here) break;
+                    const Factors step = {by[i + j].x, by[i + j].y};
+                    so_far.x = joined(so_far.x, now[j].x, step), so_far.y = joined(so_far.y, now[j].y, step);
+                    sum = joined(sum, sums[i + j], step);
+                }
+            }
+        }
         // The largest of all pages so far is that of the last.
         float last = __shfl_sync(~0u, up_to, (here - 1) % 32);
         __syncthreads();
