@@ -250,8 +250,13 @@ impl Headers {
         };
         let costs: Result<Vec<_>, Failed> = counts.into_iter().map(seen).collect();
         let mut costs: Vec<PhotographCost> = costs?.into_iter().flatten().collect();
-        // Other numbers of tiles may cut it in the same way.
+        // Other numbers of tiles may cut it in the same way.  Where the number follows from a picture's size the largest
+        // stands for them: pictures of other shapes take that many.
+        if is_split(vision) {
+            costs.reverse();
+        }
         costs.dedup_by_key(|cost| cost.tokens);
+        costs.sort_by_key(|cost| cost.tiles);
         Ok(costs)
     }
 }
@@ -289,7 +294,12 @@ pub(crate) fn grids(vision: &Vision) -> Option<Vec<Grid>> {
 
 fn tiles_usual(vision: &Vision) -> usize {
     let [mosaic, split] = TILES_USUAL;
-    if matches!(vision.input(), Some(TowerInput::Tile { .. })) { split } else { mosaic }
+    if is_split(vision) { split } else { mosaic }
+}
+
+/// Whether a picture is cut into as many tiles as its edge holds, and not into the mosaic nearest to its shape.
+fn is_split(vision: &Vision) -> bool {
+    matches!(vision.input(), Some(TowerInput::Tile { .. }))
 }
 
 fn cost(processor: &ImageProcessor, tiles: Option<usize>) -> usize {
