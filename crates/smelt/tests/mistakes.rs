@@ -146,8 +146,8 @@ const MISTAKES: &[Mistake] = &[
         Nothing,
         &["init", "synthetic:internvl3-2b", "--for", "4GB", "--precision", "bf16"],
         5,
-        &["--precision int4-g128"],
-        &["init", "synthetic:internvl3-2b", "--for", "4GB", "--precision", "int4-g128"],
+        &["it fits with --precision int8"],
+        &["init", "synthetic:internvl3-2b", "--for", "4GB", "--precision", "int8"],
     ),
     mistake(
         Nothing,
@@ -401,11 +401,10 @@ fn wrong(mistake: &Mistake) -> Vec<String> {
     let place = Place::of(*around);
     let said = place.smelt(typed);
     let told = &said.stderr;
-    // A stage that fails is a run's report, of which one line says why.
-    let is_it =
-        |line: &&str| ["smelt: ", "error: ", "stage "].iter().any(|it| line.starts_with(it));
+    let is_it = |line: &&str| ["smelt: ", "error: "].iter().any(|it| line.starts_with(it));
     let line = told.lines().find(is_it);
-    let is_run = line.is_some_and(|line| line.starts_with("stage "));
+    // A stage that fails is a run's report: one line says why, and the next where its log is.
+    let is_run = line.is_some_and(|line| line.starts_with("smelt: stage "));
     let mut wrong = Vec::new();
     let mut find = |is_wrong: bool, what: &str| {
         if is_wrong {
@@ -416,7 +415,7 @@ fn wrong(mistake: &Mistake) -> Vec<String> {
     find(!said.stdout.is_empty() && !is_run, "it answers");
     find(line.is_none(), "no line says what is wrong");
     let lines = told.lines().filter(|line| line.starts_with("smelt: ")).count();
-    find(lines > 1, "several lines");
+    find(lines > 1 + usize::from(is_run), "several lines");
     // Those of the command line's own faults show its use.
     let text = if told.starts_with("error: ") { told.as_str() } else { line.unwrap_or_default() };
     for word in words.iter().filter(|word| !text.contains(**word)) {

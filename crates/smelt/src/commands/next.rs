@@ -32,6 +32,8 @@ pub(crate) fn run() -> Result<Exit, Failed> {
 /// What is here.
 #[derive(Default)]
 struct Here {
+    /// Whether this smelt builds.
+    builds: bool,
     /// The store, as it is named.
     store: PathBuf,
     pipelines: Vec<PathBuf>,
@@ -49,9 +51,10 @@ impl Here {
         let found = FOLDERS.iter().flat_map(|folder| pipelines(Path::new(folder)));
         let pipelines: Vec<PathBuf> = found.collect();
         let unbuilt = pipelines.clone();
-        let Ok(store) = load::root() else { return Self { pipelines, unbuilt, ..Self::default() } };
+        let nothing = Self { builds: cfg!(feature = "build"), ..Self::default() };
+        let Ok(store) = load::root() else { return Self { pipelines, unbuilt, ..nothing } };
         if !store.exists() {
-            return Self { store, pipelines, unbuilt, ..Self::default() };
+            return Self { store, pipelines, unbuilt, ..nothing };
         }
         let all = built::all().unwrap_or_default();
         let unbuilt = unbuilt.into_iter().filter(|file| !is_built(&all, file)).collect();
@@ -60,7 +63,7 @@ impl Here {
         let left = History::open().map(|history| unfinished::all(&history).open);
         let left = left.unwrap_or_default().into_iter();
         let unfinished = left.map(|(_, _, open)| open.pipeline).collect();
-        Self { store, pipelines, unbuilt, built, unfinished }
+        Self { store, pipelines, unbuilt, built, unfinished, ..nothing }
     }
 }
 
@@ -111,12 +114,12 @@ fn advice(here: &Here) -> String {
     let resume =
         || row("smelt resume", format!("goes on with {}", some(&here.unfinished, NAMED_MAX)));
     let mut rows: Vec<Row> = Vec::new();
-    rows.extend((!here.unfinished.is_empty()).then(resume));
+    rows.extend((here.builds && !here.unfinished.is_empty()).then(resume));
     rows.extend(of_built(&here.built));
-    rows.extend(of_pipelines(&here.unbuilt));
+    rows.extend(here.builds.then(|| of_pipelines(&here.unbuilt)).into_iter().flatten());
     let demo = || row("smelt demo", "an answer now, by a model that smelt carries");
     rows.extend(here.built.is_empty().then(demo));
-    rows.extend(of_names(here));
+    rows.extend(here.builds.then(|| of_names(here)).into_iter().flatten());
     rows.push(row("smelt doctor", "what would make builds fail or slow on this device"));
     rows.push(row("smelt --help", "every command"));
     let width = rows.iter().map(|[command, _]| command.chars().count()).max().unwrap_or_default();
@@ -183,6 +186,7 @@ mod tests {
     fn here(pipelines: &[&str], built: &[(&str, &str)], unfinished: &[&str]) -> Here {
         let text = |text: &&str| (*text).to_owned();
         Here {
+            builds: true,
             store: "cache".into(),
             pipelines: pipelines.iter().map(PathBuf::from).collect(),
             unbuilt: pipelines.iter().map(PathBuf::from).collect(),
@@ -212,6 +216,15 @@ mod tests {
         assert!(
             advice(&nothing).starts_with("Nothing that can be asked is built in cache, and no")
         );
+    }
+
+    #[test]
+    fn a_smelt_that_only_serves_advises_nothing_that_builds() {
+        let all = here(&["p.toml"], &[("m", "answers texts")], &["one"]);
+        let serves = Here { builds: false, ..all };
+        assert_eq!(commands(&serves), ["smelt chat m", "smelt doctor", "smelt --help"]);
+        let nothing = Here { builds: false, ..here(&[], &[], &[]) };
+        assert_eq!(commands(&nothing), ["smelt demo", "smelt doctor", "smelt --help"]);
     }
 
     #[test]
