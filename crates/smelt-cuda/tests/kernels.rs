@@ -26,6 +26,9 @@ const HEADS: [HeadShape; 6] = [
     HeadShape { dim: 16, kind: KvType::Int8 },
 ];
 
+/// Kernels with an array on the stack: the rest of a large angle by pi is taken digit by digit, once a position.
+const ON_STACK: [&str; 1] = ["rotations"];
+
 /// Where compiled kernels are kept by content between runs.
 fn kept() -> Option<PathBuf> {
     std::env::var_os("SMELT_KEPT_KERNELS").map(PathBuf::from)
@@ -111,12 +114,13 @@ fn no_kernel_keeps_numbers_on_its_stack_or_takes_more_registers_than_a_thread_ha
     let mut count = 0;
     for row in rows {
         let fields: Vec<&str> = row.split(" | ").collect();
-        let [target, _, _, registers, stack, shared] = fields[..] else {
+        let [target, _, kernel, registers, stack, shared] = fields[..] else {
             panic!("{row:?} is no row");
         };
         let number = |text: &str| text.parse::<u32>().unwrap();
         assert!(Target::parse(target).is_some(), "{row}");
-        assert!(number(registers) <= 255 && number(stack) == 0, "{row}");
+        assert!(number(registers) <= 255, "{row}");
+        assert!(number(stack) == 0 || ON_STACK.contains(&kernel), "{row}");
         assert!(number(shared) <= 48 << 10, "{row}");
         count += 1;
     }

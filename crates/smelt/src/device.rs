@@ -254,6 +254,8 @@ fn text(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use smelt_plan::kind::words::EngineTarget;
+
     use super::*;
 
     #[test]
@@ -309,6 +311,19 @@ mod tests {
         let here = this();
         assert!(BACKENDS.facts().iter().all(|fact| here.facts.contains_key(*fact)));
         assert_eq!(here.targets.last().map(String::as_str), Some(cards::PROCESSORS));
+    }
+
+    #[test]
+    fn keys_name_the_targets_the_compilers_and_the_layout_that_engines_are_made_with() {
+        let layout = smelt_cuda::decoder::LAYOUT.to_string();
+        for target in Target::ALL {
+            let word = |known: &&EngineTarget| known.word() == target.word();
+            let known = EngineTarget::ALL.iter().find(word).unwrap();
+            let compiler = format!("nvrtc {}", target.toolkit().version);
+            let expect = [("compiler", compiler.as_str()), ("layout", layout.as_str())];
+            assert_eq!(known.made_with(), expect, "{}", target.word());
+        }
+        assert_eq!(EngineTarget::ALL.len(), Target::ALL.len() + 1, "and the processors'");
     }
 
     #[test]

@@ -141,7 +141,11 @@ impl Pages {
             return Err(RunError::KvFull { more: need, held, total });
         }
         let mut taken = Taken::default();
-        for &(slot, count) in more {
+        // Of all that write into a shared page the one that holds most of it keeps it: what it writes is behind what the
+        // others hold, who get theirs back where the step fails.
+        let mut more = more.to_vec();
+        more.sort_by_key(|(slot, _)| self.len(*slot));
+        for (slot, count) in more {
             self.grow(slot, count, &mut taken);
         }
         debug_assert_eq!(self.held(), held + need, "`need` counted them");
@@ -183,7 +187,7 @@ impl Pages {
             let Slot { ends, pages } = &self.slots[slot];
             need += (ends.len() + count).div_ceil(PAGE_TOKENS).saturating_sub(pages.len());
             let Some(open) = self.open_page(slot, count) else { continue };
-            // Of all that write into a shared page, the last one keeps it, if no other slot reads it.
+            // Of all that write into a shared page, one keeps it, if no other slot reads it.
             let earlier = more[..index].iter();
             let earlier = earlier.filter(|more| self.open_page(more.0, more.1) == Some(open));
             need += usize::from(self.holders[open as usize] as usize - earlier.count() > 1);
@@ -375,6 +379,12 @@ mod tests {
         assert_eq!((pages.of(0), pages.of(1)), (&[0, 2][..], &[0, 1][..]));
         pages.give_back(taken);
         assert_eq!((pages.of(0), pages.of(1), pages.held()), (&[0, 1][..], &[0, 1][..], 2));
+        // Who holds less of it gets the copy, wherever it stands: what the other writes is behind both.
+        pages.truncate(1, 66);
+        let taken = pages.take(&[(0, 1), (1, 1)]).unwrap();
+        assert_eq!((pages.of(0), pages.of(1)), (&[0, 1][..], &[0, 2][..]));
+        pages.give_back(taken);
+        pages.fork(0, 1, 70);
         // A third that reads it leaves no room: two copies, and one page.
         pages.fork(0, 2, 70);
         let full = RunError::KvFull { more: 2, held: 2, total: 3 };

@@ -229,41 +229,49 @@ pub fn pack_strip<'a>(
     let kept = form.parts().into_iter().map(|part| (part, vec![0; part_bytes(form, part, padded)]));
     let mut strip = Strip { parts: kept.collect() };
     for row in 0..STRIP_ROWS {
+        let from = row_of(row);
         for (part, bytes) in &mut strip.parts {
-            match row_of(row) {
-                Some((source, from)) => put_row(form, *part, (&source, from), row, bytes),
-                None => fill_row(form, *part, (padded, 0), row, bytes),
+            if let Some((source, from)) = &from {
+                put_row(form, *part, (source, *from), row, bytes);
             }
-            fill_row(form, *part, (padded, row_of(row).map_or(padded, |_| columns)), row, bytes);
+            if *part == WeightPart::Levels {
+                let first = if from.is_some() { columns } else { 0 };
+                let fill = |column| filling_level(form, from.as_ref(), column);
+                (first..padded)
+                    .for_each(|column| put_level(form.levels, row, column, fill(column), bytes));
+            }
         }
     }
     strip
 }
 
-/// Writes what stands for zero into a part's columns from `first` on.
-fn fill_row(
+/// The level that stands for zero in a column behind those of a row, or in a row that is none.
+fn filling_level(
     form: WeightForm,
-    part: WeightPart,
-    (padded, first): (usize, usize),
-    row: usize,
-    bytes: &mut [u8],
-) {
-    match (part, form.levels) {
-        (WeightPart::Levels, Levels::Four) if !form.has_zeros && !form.has_mins => {
-            (first..padded).for_each(|column| put_level(form.levels, row, column, 8, bytes));
-        }
-        (WeightPart::Levels, Levels::Eight) => {
-            (first..padded).for_each(|column| put_level(form.levels, row, column, 128, bytes));
-        }
-        // A level of nothing, a zero point of nothing, no scale and no minimum: all are zero already.
-        _ => {}
+    row: Option<&(WeightSource<'_>, usize)>,
+    column: usize,
+) -> u8 {
+    match form.levels {
+        Levels::Half => 0,
+        Levels::Eight => 128,
+        Levels::Four if form.has_mins => 0,
+        Levels::Four if !form.has_zeros => 8,
+        // The last group may have columns that count; groups behind it have no scale and the zero point 0.
+        Levels::Four => row.map_or(0, |(source, from)| {
+            let last = source.columns - 1;
+            let is_same = column / form.group == last / form.group;
+            if is_same { source.zero(*from, last) as u8 } else { 0 }
+        }),
     }
 }
 
 fn put_level(levels: Levels, row: usize, column: usize, level: u8, bytes: &mut [u8]) {
     let (byte, bit) = level_at(levels, row, column);
-    let kept = if levels == Levels::Four { bytes[byte] & !(15 << bit) } else { 0 };
-    bytes[byte] = kept | level << bit;
+    match levels {
+        Levels::Half => bytes[byte..byte + 2].fill(level),
+        Levels::Eight => bytes[byte] = level,
+        Levels::Four => bytes[byte] = bytes[byte] & !(15 << bit) | level << bit,
+    }
 }
 
 /// Writes row `from` of a source as row `row` of a strip's part.

@@ -58,7 +58,7 @@ impl Raw {
                 raw.halves[which] = halves(random, rows * columns / blocks.span);
                 if blocks.has_factors() {
                     let count = rows * columns / blocks.group;
-                    raw.factors[which] = (0..count).map(|_| random.below(64) as u8).collect();
+                    raw.factors[which] = (0..count).map(|_| random.below(16) as u8).collect();
                 }
             }
             return raw;
