@@ -88,10 +88,14 @@ impl ProductShape {
 
     /// Whether there is such a kernel: its block has the shared memory, and its warps the registers.
     fn fits(self, form: WeightForm) -> bool {
-        // Two tiles of halves in sixteen warps need more registers than there are, and so do the scales of short groups
-        // beside the most sums.
+        // Two tiles of halves in sixteen warps need more registers than there are, and so do the scales of short groups, or
+        // factors of both scales and minima of bytes, beside the most sums.
+        let has_many_scales = form.group == 16
+            || form.levels == Levels::Eight
+                && form.has_mins
+                && form.scales == super::form::ScaleKind::Factors;
         let is_wide = form.levels == Levels::Half && self == few(1, 2, 16)
-            || form.group == 16 && self == many(2, 8, 3);
+            || has_many_scales && self == many(2, 8, 3);
         self.shared_bytes(form) <= SHARED_BYTES_MAX && !is_wide
     }
 
