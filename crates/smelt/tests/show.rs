@@ -86,8 +86,10 @@ fn a_terminal_has_a_line_for_each_stage_that_runs() {
     let mut shown = Vec::new();
     let both = until(|| {
         shown = terminal.lines();
-        shown.len() == 2
-            && shown.iter().all(|line| line.contains("模型加载中") && line.contains("iB"))
+        // A line for each, and below them how far the run is.
+        shown.len() == 3
+            && shown[..2].iter().all(|line| line.contains("模型加载中") && line.contains("iB"))
+            && shown[2].starts_with("0 of 3 stages")
     });
     assert!(both, "{shown:?}");
     assert!(
