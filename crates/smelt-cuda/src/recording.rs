@@ -150,12 +150,13 @@ impl RecordingDriver {
         let state = &mut *self.lock();
         let name = call.name;
         let begun = state.calls.begin(call);
+        // A capture ends with its device.
+        if state.calls.is_lost() {
+            return begun;
+        }
         if state.work.captures(thread::current().id()) {
             state.violations.push(format!("{name} while the thread captures"));
             return Err(refused(name, "the thread captures a stream"));
-        }
-        if state.calls.is_lost() {
-            return begun;
         }
         let did = state.run(name, until);
         begun.and(did)
