@@ -86,16 +86,15 @@ fn a_terminal_has_a_line_for_each_stage_that_runs() {
     let mut shown = Vec::new();
     let both = until(|| {
         shown = terminal.lines();
-        // A line for each, and below them how far the run is.
-        shown.len() == 3
-            && shown[..2].iter().all(|line| line.contains("模型加载中") && line.contains("iB"))
-            && shown[2].starts_with("0 of 3 stages")
+        let is_stage = |line: &String| line.contains("模型加载中") && line.contains("iB");
+        shown.len() == 3 && shown[..2].iter().all(is_stage)
     });
     assert!(both, "{shown:?}");
     assert!(
         shown[0].starts_with("[1/3] first ") && shown[1].starts_with("[2/3] second "),
         "{shown:?}"
     );
+    assert!(shown[2].starts_with("0 of 3 stages, "), "the whole run is below: {shown:?}");
     world.write("go", "");
     terminal.smelt.wait().unwrap();
     let shown = terminal.lines();
