@@ -360,12 +360,12 @@ fn keys_of_every_kind_are_what_they_were() {
         ("surgery", "0fdfb80ccf84849f70c62bbacc67290d64dd7a0dd57783d89893a9d8b2d08e3d"),
         ("engine", "02fb050b9f6d19f1c6009a916c5ac8fbedd510f43087155698efe4efbb303251"),
         ("calibrate", "e29f03a78ecbcdb040d5b979f696234f6817d6c6b3828e62072c1b0fdc9d5ede"),
-        ("quantize", "4e649fbd64763a0ef15f74a718c31e8804a90a660374cc0ca65756e47edfe4ff"),
-        ("llm", "e13cee57b06d753d6f8b568a7d372c579e4fbc7ea7f4c3a1391622c6b69f2954"),
-        ("verify", "5ff565e56917984851f419f6c156a991aa57b0c5dc9a32fc9f5ad44ff4af5122"),
-        ("deployment", "e4c05b97eacf0a8acb42d31200d32ea34e06c46bd0e760575dcceb60170ad32f"),
-        ("command", "7686f054bca0a7266870d5f1083c58a31d277ee767fd1e1a79a2f93276c50ca0"),
-        ("accuracy", "45c909e2fb1d5bec7d37cadce7113aaa452ae3c31293044feccf71a76659f202"),
+        ("quantize", "d6d27fa117f7085373ae60c0559f4321e0e7500b44ccf354c003785f45321100"),
+        ("llm", "9ca8f94fd5adc0da95131e19f78b99d28e58956c5c3782064e59219667da52db"),
+        ("verify", "32adc2167198d0ae50656570e3fa9897dc3edba4f3a70df31eba7c4b2d8ea306"),
+        ("deployment", "1a158d8bec6a35655fe702df6e61891dd0e7b51dbf1c676c055c547013972aca"),
+        ("command", "3ef21d3526537ff2e0f99f41dcd16bf92ce5ff75f76054843ba2b95a7a760581"),
+        ("accuracy", "45e634810263006892448e0879709357a02c035b6204a6f525b36d30651517a6"),
     ];
     let expect = expect.map(|(name, key)| (name, key.to_owned()));
     assert_eq!(found.collect::<BTreeMap<_, _>>(), BTreeMap::from(expect));

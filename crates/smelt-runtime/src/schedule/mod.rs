@@ -15,7 +15,7 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::prefix::{Piece, PrefixHit, Prefixes};
 
@@ -213,6 +213,8 @@ pub struct Schedule {
     clock: u64,
     /// Slots that came to be kept, or were of use, and were not yet compared with the others.
     touched: Vec<usize>,
+    /// Slots that are put back piece by piece and have no name before they are whole: they hold what others hold, too.
+    filling: BTreeSet<usize>,
     highs_in_a_row: u32,
     /// A task was preempted, and none has ended since: whoever came would be preempted, too.
     is_tight: bool,
@@ -235,6 +237,7 @@ impl Schedule {
             share: Share::default(),
             clock: 0,
             touched: Vec::new(),
+            filling: BTreeSet::new(),
             highs_in_a_row: 0,
             is_tight: false,
             lacking: 0,
@@ -320,6 +323,7 @@ impl Schedule {
         self.is_tight = false;
         if let Some(slot) = task.slot() {
             self.slots[slot] = Use::Kept(self.tick());
+            self.filling.remove(&slot);
             self.touched.push(slot);
         }
     }
@@ -515,7 +519,8 @@ impl Schedule {
         let (own, other) = (self.owners[slot], self.owners[by]);
         let is_of_name = own.name.is_none() || own.name == other.name && since < later;
         let (part, whole) = (self.prefixes.held(slot), self.prefixes.held(by));
-        slot != by && own.id == other.id && is_of_name && whole.starts_with(part)
+        let is_whole = !self.filling.contains(&slot);
+        slot != by && own.id == other.id && is_of_name && is_whole && whole.starts_with(part)
     }
 
     /// The oldest slot kept for an owner for whom more is kept than may be.
@@ -606,6 +611,7 @@ impl Schedule {
 
     fn forget(&mut self, slot: usize) -> Step {
         self.slots[slot] = Use::Empty;
+        self.filling.remove(&slot);
         self.prefixes.truncate(slot, 0);
         Step::Forget { slot }
     }

@@ -112,6 +112,10 @@ impl Schedule {
         self.prefixes.append(slot, pieces);
         self.owners[slot] = owner;
         self.slots[slot] = Use::Kept(self.tick());
+        match owner.name {
+            Some(_) => self.filling.remove(&slot),
+            None => self.filling.insert(slot),
+        };
         self.touched.push(slot);
         self.prefixes.mark(slot)
     }
