@@ -2,7 +2,7 @@
 //!
 //! Words and meaning are those of CUDA's driver.  Whatever is made has an id and lives until it is freed by it; the
 //! wrappers of [`crate::owned`] do that when they are dropped.  Work is put on a [`Stream`] and done in its order; nothing
-//! else is ordered but by an [`Event`].
+//! else is ordered but by an [`EventId`].
 
 #[cfg_attr(target_env = "musl", path = "driver/static_cuda.rs")]
 mod cuda;
@@ -29,7 +29,7 @@ pub struct Stream(pub u64);
 
 /// A mark in a stream; its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Event(pub u64);
+pub struct EventId(pub u64);
 
 /// Kernels that are loaded; the id of their image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -245,43 +245,43 @@ pub trait Driver: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`DriverError`].
-    fn event(&self) -> Result<Event, DriverError>;
+    fn event(&self) -> Result<EventId, DriverError>;
 
     /// Forgets a mark.
     ///
     /// # Errors
     /// [`DriverError`].
-    fn free_event(&self, event: Event) -> Result<(), DriverError>;
+    fn free_event(&self, event: EventId) -> Result<(), DriverError>;
 
     /// Puts a mark behind the work that is on the stream.
     ///
     /// # Errors
     /// [`DriverError`].
-    fn record(&self, event: Event, stream: Stream) -> Result<(), DriverError>;
+    fn record(&self, event: EventId, stream: Stream) -> Result<(), DriverError>;
 
     /// Lets work that is put on the stream from now on wait until the mark is passed.
     ///
     /// # Errors
     /// [`DriverError`].
-    fn wait(&self, stream: Stream, event: Event) -> Result<(), DriverError>;
+    fn wait(&self, stream: Stream, event: EventId) -> Result<(), DriverError>;
 
     /// Whether a mark is passed; one that was never recorded is.
     ///
     /// # Errors
     /// [`DriverError`], also of work before the mark.
-    fn query(&self, event: Event) -> Result<bool, DriverError>;
+    fn query(&self, event: EventId) -> Result<bool, DriverError>;
 
     /// Waits until a mark is passed.
     ///
     /// # Errors
     /// [`DriverError`], also of work before the mark.
-    fn synchronize_event(&self, event: Event) -> Result<(), DriverError>;
+    fn synchronize_event(&self, event: EventId) -> Result<(), DriverError>;
 
     /// The time between two marks that are passed.
     ///
     /// # Errors
     /// [`DriverError`].
-    fn elapsed(&self, from: Event, to: Event) -> Result<Duration, DriverError>;
+    fn elapsed(&self, from: EventId, to: EventId) -> Result<Duration, DriverError>;
 
     /// Lets what is put on the stream from now on be written down and not done.
     ///

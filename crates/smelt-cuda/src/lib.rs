@@ -21,8 +21,8 @@ mod target;
 pub use address::DeviceAddress;
 pub use card::{CardFacts, Sm};
 pub use driver::{
-    CapturedGraph, Driver, DriverError, Event, GraphExec, HostBytes, MemoryInfo, Module, NoCard,
+    CapturedGraph, Driver, DriverError, EventId, GraphExec, HostBytes, MemoryInfo, Module, NoCard,
     Priority, Stream, cards, open,
 };
 pub use launch::{Arg, Function, Launch, LaunchArgs};
-pub use target::{Target, Toolkit};
+pub use target::{CudaTarget, Toolkit};

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::Target;
+use crate::CudaTarget;
 use crate::cubin::{Cubin, NotACubin};
 pub use library::{NoCompiler, VARIABLE};
 
@@ -88,7 +88,7 @@ pub enum CompileError {
 /// [`CompileError`]; so where registers are spilled or `wgmma` is serialised (messages C75xx), which no one would see.
 pub fn compile(
     source: &Source,
-    target: Target,
+    target: CudaTarget,
     kept: Option<&Path>,
 ) -> Result<Compiled, CompileError> {
     let place = kept.map(|folder| folder.join(content_name(source, target)));
@@ -107,7 +107,7 @@ pub fn compile(
 const OPTIONS: [&str; 3] =
     ["--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space"];
 
-fn compile_anew(source: &Source, target: Target) -> Result<Compiled, CompileError> {
+fn compile_anew(source: &Source, target: CudaTarget) -> Result<Compiled, CompileError> {
     let (toolkit, architecture) = (target.toolkit(), target.architecture());
     let name = || source.name.clone();
     let path = library::find(toolkit)?;
@@ -130,7 +130,7 @@ fn compile_anew(source: &Source, target: Target) -> Result<Compiled, CompileErro
 }
 
 /// All that the compiler is told, in an order that the source fixes.
-fn options(source: &Source, target: Target) -> Vec<String> {
+fn options(source: &Source, target: CudaTarget) -> Vec<String> {
     let architecture = format!("--gpu-architecture={}", target.architecture());
     let defines = source.defines.iter().map(|(name, value)| format!("-D{name}={value}"));
     let fixed = OPTIONS.map(str::to_owned);
@@ -138,7 +138,7 @@ fn options(source: &Source, target: Target) -> Vec<String> {
 }
 
 /// What a cubin says of itself, if it is for the target.
-fn for_target(image: &[u8], target: Target) -> Result<Cubin, NotATarget> {
+fn for_target(image: &[u8], target: CudaTarget) -> Result<Cubin, NotATarget> {
     let cubin = Cubin::read(image)?;
     if cubin.sm != target.sm() {
         return Err(NotATarget::OtherSm(cubin.sm.to_string()));
@@ -155,7 +155,7 @@ enum NotATarget {
 }
 
 /// A name that two programs share only where they compile to the same.
-fn content_name(source: &Source, target: Target) -> String {
+fn content_name(source: &Source, target: CudaTarget) -> String {
     let mut hash = Sha256::new();
     let told = options(source, target);
     let version = target.toolkit().version;
@@ -169,7 +169,7 @@ fn content_name(source: &Source, target: Target) -> String {
 }
 
 /// What was kept: the digest of the code, its length, the code, the log.
-fn read(place: &Path, target: Target) -> Option<Compiled> {
+fn read(place: &Path, target: CudaTarget) -> Option<Compiled> {
     let bytes = fs::read(place).ok()?;
     let (digest, rest) = bytes.split_first_chunk::<32>()?;
     if *digest != <[u8; 32]>::from(Sha256::digest(rest)) {
@@ -202,7 +202,7 @@ fn keep(place: &Path, compiled: &Compiled) -> io::Result<()> {
 ///
 /// # Errors
 /// [`NoCompiler`] when it is not on this machine.
-pub fn find(target: Target) -> Result<PathBuf, NoCompiler> {
+pub fn find(target: CudaTarget) -> Result<PathBuf, NoCompiler> {
     library::find(target.toolkit())
 }
 
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn what_is_told_and_the_text_name_what_is_kept() {
-        let (one, target) = (source("x"), Target::Sm87);
+        let (one, target) = (source("x"), CudaTarget::Sm87);
         let name = content_name(&one, target);
         assert_eq!(name, content_name(&one.clone(), target));
         let other_define =
@@ -228,8 +228,8 @@ mod tests {
         for other in [content_name(&source("y"), target), content_name(&other_define, target)] {
             assert_ne!(name, other);
         }
-        assert_ne!(name, content_name(&one, Target::Sm90));
-        let told = options(&one, Target::Sm90);
+        assert_ne!(name, content_name(&one, CudaTarget::Sm90));
+        let told = options(&one, CudaTarget::Sm90);
         assert_eq!((told[0].as_str(), told[4].as_str()), ("--gpu-architecture=sm_90a", "-DN=4"));
     }
 
@@ -242,13 +242,13 @@ mod tests {
         let (log, version) = ("said".to_owned(), "12.6.85".to_owned());
         let compiled = Compiled { image, cubin, log, version };
         keep(&place, &compiled).unwrap();
-        assert_eq!(read(&place, Target::Sm87), Some(compiled));
-        assert_eq!(read(&place, Target::Sm90), None, "for another target");
+        assert_eq!(read(&place, CudaTarget::Sm87), Some(compiled));
+        assert_eq!(read(&place, CudaTarget::Sm90), None, "for another target");
         let mut bytes = fs::read(&place).unwrap();
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
         fs::write(&place, bytes).unwrap();
-        assert_eq!(read(&place, Target::Sm87), None);
-        assert_eq!(read(&folder.path().join("none"), Target::Sm87), None);
+        assert_eq!(read(&place, CudaTarget::Sm87), None);
+        assert_eq!(read(&folder.path().join("none"), CudaTarget::Sm87), None);
     }
 }

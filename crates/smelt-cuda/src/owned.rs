@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::driver::{
-    CapturedGraph, Driver, DriverError, Event, GraphExec, HostBytes, Module, Priority, Stream,
+    CapturedGraph, Driver, DriverError, EventId, GraphExec, HostBytes, Module, Priority, Stream,
 };
 use crate::{DeviceAddress, Launch};
 
@@ -289,7 +289,7 @@ impl Drop for OwnedGraph {
 #[derive(Debug)]
 pub struct OwnedEvent {
     driver: Arc<dyn Driver>,
-    event: Event,
+    event: EventId,
 }
 
 impl OwnedEvent {
@@ -303,7 +303,7 @@ impl OwnedEvent {
     }
 
     /// Its id.
-    pub const fn id(&self) -> Event {
+    pub const fn id(&self) -> EventId {
         self.event
     }
 }

@@ -18,8 +18,8 @@ pub use memory::{Astray, TwinMemory};
 pub use work::HostKernel;
 
 use crate::driver::{
-    CapturedGraph, Driver, DriverError, Event, GraphExec, HostBytes, MemoryInfo, Module, Priority,
-    Stream,
+    CapturedGraph, Driver, DriverError, EventId, GraphExec, HostBytes, MemoryInfo, Module,
+    Priority, Stream,
 };
 use crate::{CardFacts, DeviceAddress, Function, Launch, Sm};
 use calls::Calls;
@@ -221,7 +221,7 @@ impl State {
 /// How far work is done.
 enum Until {
     All(Stream),
-    Mark(Event),
+    Mark(EventId),
 }
 
 fn refused(call: &'static str, problem: &str) -> DriverError {
@@ -420,29 +420,29 @@ impl Driver for RecordingDriver {
         self.wait_for(Call::on("synchronize", stream), Until::All(stream))
     }
 
-    fn event(&self) -> Result<Event, DriverError> {
+    fn event(&self) -> Result<EventId, DriverError> {
         self.call(Call::named("event"), |state| Ok(state.work.add_event()))
     }
 
-    fn free_event(&self, event: Event) -> Result<(), DriverError> {
+    fn free_event(&self, event: EventId) -> Result<(), DriverError> {
         self.give_back(Call::named("free_event"), |state| state.work.remove_event(event))
     }
 
-    fn record(&self, event: Event, stream: Stream) -> Result<(), DriverError> {
+    fn record(&self, event: EventId, stream: Stream) -> Result<(), DriverError> {
         let name = "record";
         self.call(Call::on(name, stream), |state| {
             state.work.record(event, stream).map_err(|problem| state.wrong(name, problem))
         })
     }
 
-    fn wait(&self, stream: Stream, event: Event) -> Result<(), DriverError> {
+    fn wait(&self, stream: Stream, event: EventId) -> Result<(), DriverError> {
         let name = "wait";
         self.call(Call::on(name, stream), |state| {
             state.work.wait(stream, event).map_err(|problem| state.wrong(name, problem))
         })
     }
 
-    fn query(&self, event: Event) -> Result<bool, DriverError> {
+    fn query(&self, event: EventId) -> Result<bool, DriverError> {
         let name = "query";
         self.call(Call::named(name), |state| {
             if state.work.is_late(event) {
@@ -452,11 +452,11 @@ impl Driver for RecordingDriver {
         })
     }
 
-    fn synchronize_event(&self, event: Event) -> Result<(), DriverError> {
+    fn synchronize_event(&self, event: EventId) -> Result<(), DriverError> {
         self.wait_for(Call::named("synchronize_event"), Until::Mark(event))
     }
 
-    fn elapsed(&self, from: Event, to: Event) -> Result<Duration, DriverError> {
+    fn elapsed(&self, from: EventId, to: EventId) -> Result<Duration, DriverError> {
         let name = "elapsed";
         self.call(Call::named(name), |state| {
             state.work.between(from, to).map_err(|problem| state.wrong(name, problem))

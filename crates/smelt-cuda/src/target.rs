@@ -37,7 +37,7 @@ const CUDA_13: Toolkit = Toolkit {
 
 /// What an engine is built for: every card with its SM runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum CudaTarget {
     /// Jetson Orin.
     Sm87,
     /// Hopper.
@@ -46,7 +46,7 @@ pub enum Target {
     Sm110,
 }
 
-impl Target {
+impl CudaTarget {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Sm87, Self::Sm90, Self::Sm110];
 
@@ -111,16 +111,16 @@ mod tests {
 
     #[test]
     fn words_files_and_architectures_name_the_sm() {
-        for target in Target::ALL {
+        for target in CudaTarget::ALL {
             let Sm(sm) = target.sm();
             assert_eq!(target.word(), format!("cuda-sm{sm}"));
             assert_eq!(target.kernels_file(), format!("kernels.sm{sm}.cubin"));
             assert!(target.architecture().trim_end_matches('a') == target.sm().to_string());
             assert_eq!(
-                (Target::parse(target.word()), Target::of(Sm(sm))),
+                (CudaTarget::parse(target.word()), CudaTarget::of(Sm(sm))),
                 (Some(target), Some(target))
             );
         }
-        assert_eq!((Target::parse("cpu"), Target::of(Sm(86))), (None, None));
+        assert_eq!((CudaTarget::parse("cpu"), CudaTarget::of(Sm(86))), (None, None));
     }
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::thread;
 
 use smelt_backend::KvType;
-use smelt_cuda::Target;
+use smelt_cuda::CudaTarget;
 use smelt_cuda::kernels::form::WeightForm;
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::source::{KernelSet, source};
@@ -51,7 +51,7 @@ fn sets() -> Vec<(String, KernelSet)> {
 }
 
 /// A line for each kernel of a target: its registers, bytes of stack and of shared memory that it declares.
-fn table(target: Target) -> String {
+fn table(target: CudaTarget) -> String {
     let mut lines = String::new();
     for (name, set) in sets() {
         let source = Source { name: format!("{name}.cu"), text: source(&set), defines: Vec::new() };
@@ -77,21 +77,21 @@ fn table(target: Target) -> String {
 }
 
 /// The lines of a target.
-fn of_target(table: &str, target: Target) -> String {
+fn of_target(table: &str, target: CudaTarget) -> String {
     let start = format!("{} |", target.word());
     table.lines().filter(|line| line.starts_with(&start)).map(|line| format!("{line}\n")).collect()
 }
 
 #[test]
 fn every_kernel_compiles_for_every_target_and_takes_what_the_table_says() {
-    let here: Vec<Target> =
-        Target::ALL.into_iter().filter(|&target| super::nvrtc::is_here(target)).collect();
-    let found: Vec<(Target, String)> = thread::scope(|scope| {
+    let here: Vec<CudaTarget> =
+        CudaTarget::ALL.into_iter().filter(|&target| super::nvrtc::is_here(target)).collect();
+    let found: Vec<(CudaTarget, String)> = thread::scope(|scope| {
         let all: Vec<_> =
             here.iter().map(|&target| (target, scope.spawn(move || table(target)))).collect();
         all.into_iter().map(|(target, thread)| (target, thread.join().unwrap())).collect()
     });
-    if std::env::var_os("UPDATE").is_some() && here.len() == Target::ALL.len() {
+    if std::env::var_os("UPDATE").is_some() && here.len() == CudaTarget::ALL.len() {
         let head =
             "# target | set | kernel | registers | bytes of stack | bytes of shared memory\n";
         let all: String = found.iter().map(|(_, lines)| lines.as_str()).collect();
@@ -118,7 +118,7 @@ fn no_kernel_keeps_numbers_on_its_stack_or_takes_more_registers_than_a_thread_ha
             panic!("{row:?} is no row");
         };
         let number = |text: &str| text.parse::<u32>().unwrap();
-        assert!(Target::parse(target).is_some(), "{row}");
+        assert!(CudaTarget::parse(target).is_some(), "{row}");
         assert!(number(registers) <= 255, "{row}");
         assert!(number(stack) == 0 || ON_STACK.contains(&kernel), "{row}");
         assert!(number(shared) <= 48 << 10, "{row}");

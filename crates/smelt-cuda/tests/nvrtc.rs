@@ -3,12 +3,12 @@
 //! Where it is not (`SMELT_NVRTC`, an active Python environment), the tests say so; `cargo xtask ci` gives them one.
 
 use smelt_cuda::nvrtc::{self, CompileError, Source};
-use smelt_cuda::{Sm, Target};
+use smelt_cuda::{CudaTarget, Sm};
 
 const TEXT: &str = include_str!("data/facts.cu");
 
 /// The compiler for a target, or a word that it is not here.
-pub(super) fn is_here(target: Target) -> bool {
+pub(super) fn is_here(target: CudaTarget) -> bool {
     let found = nvrtc::find(target);
     if let Err(why) = &found {
         eprintln!("NOT TESTED: {why}");
@@ -16,8 +16,8 @@ pub(super) fn is_here(target: Target) -> bool {
     found.is_ok()
 }
 
-fn here() -> impl Iterator<Item = Target> {
-    Target::ALL.into_iter().filter(|&target| is_here(target))
+fn here() -> impl Iterator<Item = CudaTarget> {
+    CudaTarget::ALL.into_iter().filter(|&target| is_here(target))
 }
 
 fn source(text: &str) -> Source {

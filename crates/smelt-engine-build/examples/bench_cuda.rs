@@ -22,10 +22,10 @@ use smelt_cuda::kernels::product::{self, Activations, DeviceWeight, ProductShape
 use smelt_cuda::kernels::source::{KernelSet, source};
 use smelt_cuda::nvrtc::{Source, compile};
 use smelt_cuda::owned::{DeviceBuffer, OwnedModule, OwnedStream};
-use smelt_cuda::{DeviceAddress, Driver, Launch, Priority, Target};
+use smelt_cuda::{CudaTarget, DeviceAddress, Driver, Launch, Priority};
 
 /// The card that figures are of.
-const TARGET: Target = Target::Sm90;
+const TARGET: CudaTarget = CudaTarget::Sm90;
 /// Forms of the weights that are timed.
 const FORMS: [&str; 2] = ["i4g128", "half"];
 /// Steps whose median is told.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use smelt_cuda::{CardFacts, NoCard, Sm, Target};
+use smelt_cuda::{CardFacts, CudaTarget, NoCard, Sm};
 
 /// What engines of processors call their target.
 pub(crate) const PROCESSORS: &str = "cpu";
@@ -85,7 +85,7 @@ fn one(wanted: DeviceChoice, cards: Vec<CardFacts>) -> Result<CardFacts, NoCard>
 /// Targets of engines that run here, best first.
 pub(crate) fn targets(wanted: DeviceChoice, card: Option<&CardFacts>) -> Vec<String> {
     let card = card.filter(|_| wanted != DeviceChoice::Processors);
-    let gpu = card.and_then(|card| Target::of(card.sm)).map(Target::word);
+    let gpu = card.and_then(|card| CudaTarget::of(card.sm)).map(CudaTarget::word);
     gpu.into_iter().chain([PROCESSORS]).map(str::to_owned).collect()
 }
 
@@ -125,14 +125,18 @@ pub(crate) fn judge(
         )),
         DeviceChoice::Processors => Verdict::Fine,
         DeviceChoice::Card(_) => match card() {
-            Ok(card) if Target::of(card.sm).map(Target::word) == Some(*chosen) => Verdict::Fine,
+            Ok(card) if CudaTarget::of(card.sm).map(CudaTarget::word) == Some(*chosen) => {
+                Verdict::Fine
+            }
             Ok(card) => {
                 Verdict::Refused(format!("--device {wanted}: {}", none_for(engines, &card)))
             }
             Err(why) => Verdict::Refused(format!("--device {wanted}: {why}")),
         },
         DeviceChoice::Auto if is_for_gpus => match card() {
-            Ok(card) if Target::of(card.sm).map(Target::word) == Some(*chosen) => Verdict::Fine,
+            Ok(card) if CudaTarget::of(card.sm).map(CudaTarget::word) == Some(*chosen) => {
+                Verdict::Fine
+            }
             Ok(card) => Verdict::Refused(none_for(engines, &card)),
             Err(why) => Verdict::Refused(format!("the engine is for {chosen}, and {why}")),
         },
@@ -140,7 +144,7 @@ pub(crate) fn judge(
             Ok(card) => Verdict::Told(format!("it runs on the CPU: {}", none_for(engines, &card))),
             Err(why) => Verdict::Told(format!("it runs on the CPU: {why}")),
         },
-        DeviceChoice::Auto => match seen.and_then(Target::of) {
+        DeviceChoice::Auto => match seen.and_then(CudaTarget::of) {
             Some(target) => Verdict::Told(format!(
                 "it runs on the CPU: the deployment has no engine for the GPU; build one with target = \"{}\"",
                 target.word()
@@ -153,7 +157,7 @@ pub(crate) fn judge(
 /// Why a card runs none of the engines.
 fn none_for(engines: &[String], card: &CardFacts) -> String {
     let (engines, CardFacts { name, sm, .. }) = (engines.join(" and "), card);
-    match Target::of(*sm) {
+    match CudaTarget::of(*sm) {
         Some(target) if engines.contains(target.word()) => {
             format!("the engine for {} does not fit {name}", target.word())
         }

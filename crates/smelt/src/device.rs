@@ -11,7 +11,7 @@ use smelt_backend::{
     Backends, Decoder, Device, KvOptions, MemoryPlace, MemoryReport, OpenError, Opens, Row,
 };
 use smelt_cuda::decoder::{CudaDecoder, DescribedDecoder, KIND};
-use smelt_cuda::{NoCard, Sm, Target};
+use smelt_cuda::{CudaTarget, NoCard, Sm};
 use smelt_plan::Pipeline;
 use smelt_plan::device::{ABSENT, FACTS, Facts};
 use smelt_plan::pipeline::StageSpec;
@@ -31,13 +31,16 @@ const LOOKING_ROWS: [Row; 7] = rows(Opens::Decoder(describe));
 /// Engines for cards, which `cards` opens, before those for processors: of two that run the first is taken.
 const fn rows(cards: Opens) -> [Row; 7] {
     let [decoder, graph, grids, onnxruntime] = smelt_engine::ROWS;
-    let [orin, hopper, thor] =
-        [on_card(Target::Sm87, cards), on_card(Target::Sm90, cards), on_card(Target::Sm110, cards)];
+    let [orin, hopper, thor] = [
+        on_card(CudaTarget::Sm87, cards),
+        on_card(CudaTarget::Sm90, cards),
+        on_card(CudaTarget::Sm110, cards),
+    ];
     [orin, hopper, thor, decoder, graph, grids, onnxruntime]
 }
 
 /// Decoders for cards: which one runs them is in their target.
-const fn on_card(target: Target, opens: Opens) -> Row {
+const fn on_card(target: CudaTarget, opens: Opens) -> Row {
     Row { kind: KIND, target: target.word(), backend: "native", facts: &[], memory: of_card, opens }
 }
 
@@ -333,14 +336,14 @@ mod tests {
     #[test]
     fn keys_name_the_targets_the_compilers_and_the_layout_that_engines_are_made_with() {
         let layout = smelt_cuda::decoder::LAYOUT.to_string();
-        for target in Target::ALL {
+        for target in CudaTarget::ALL {
             let word = |known: &&EngineTarget| known.word() == target.word();
             let known = EngineTarget::ALL.iter().find(word).unwrap();
             let compiler = format!("nvrtc {}", target.toolkit().version);
             let expect = [("compiler", compiler.as_str()), ("layout", layout.as_str())];
             assert_eq!(known.made_with(), expect, "{}", target.word());
         }
-        assert_eq!(EngineTarget::ALL.len(), Target::ALL.len() + 1, "and the processors'");
+        assert_eq!(EngineTarget::ALL.len(), CudaTarget::ALL.len() + 1, "and the processors'");
     }
 
     #[test]

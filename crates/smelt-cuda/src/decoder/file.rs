@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use smelt_backend::{ENGINE_FILE, Heading, Limits, OpenError};
 
-use crate::Target;
+use crate::CudaTarget;
 use crate::driver::{HostBytes, map_file};
 
 /// The file that holds the weights.
@@ -155,7 +155,7 @@ pub struct TensorEntry {
 #[derive(Clone, Copy, Debug)]
 pub struct KernelImage<'a> {
     /// What they are for.
-    pub target: Target,
+    pub target: CudaTarget,
     /// The cubin.
     pub image: &'a [u8],
     /// That of what keeps keys and values as bytes, or reads such; without it the engine keeps them as halves alone.
@@ -281,7 +281,7 @@ fn hex(bytes: &[u8]) -> String {
 #[derive(Debug)]
 pub(super) struct DecoderDir {
     dir: PathBuf,
-    pub(super) target: Target,
+    pub(super) target: CudaTarget,
     pub(super) engine: DecoderFile,
     /// The version of the packing that the kernels read.
     pub(super) layout: u32,
@@ -303,7 +303,7 @@ impl DecoderDir {
         let manifest = read_manifest(dir)?;
         let damaged = |problem| OpenError::Damaged { path: dir.join(ENGINE_FILE), problem };
         manifest.engine.check().map_err(damaged)?;
-        let target = Target::parse(&manifest.target)
+        let target = CudaTarget::parse(&manifest.target)
             .ok_or_else(|| damaged(format!("target {:?} is no card's", manifest.target)))?;
         let kernels = read_kernels(dir, &manifest.kernels)?;
         let int8 = manifest.kernels_int8.as_ref().map(|entry| read_kernels(dir, entry));
@@ -520,7 +520,7 @@ mod tests {
         writer.write(&[4]).unwrap();
         writer.begin("b", "f32", &[1]).unwrap();
         writer.write(&[5; 4]).unwrap();
-        let kernels = KernelImage { target: Target::Sm90, image: b"elf", int8: Some(b"elf8") };
+        let kernels = KernelImage { target: CudaTarget::Sm90, image: b"elf", int8: Some(b"elf8") };
         writer.finish(sizes(), kernels).unwrap();
     }
 
@@ -542,7 +542,7 @@ mod tests {
         write(dir.path());
         let opened = DecoderDir::open(dir.path()).unwrap();
         assert_eq!((&opened.engine, opened.layout), (&sizes(), LAYOUT));
-        assert_eq!((opened.target, &opened.kernels[..]), (Target::Sm90, &b"elf"[..]));
+        assert_eq!((opened.target, &opened.kernels[..]), (CudaTarget::Sm90, &b"elf"[..]));
         assert_eq!(opened.kernels_int8.as_deref(), Some(&b"elf8"[..]));
         assert_eq!((read(&opened, "a"), read(&opened, "b")), (vec![1, 2, 3, 4], vec![5; 4]));
         assert_eq!(opened.tensors().count(), 2);

@@ -19,7 +19,7 @@ use sys::CUdevice_attribute_enum as Asked;
 use super::library::{NAME, candidates};
 use super::status::{self, Tried};
 use super::{
-    CapturedGraph, Driver, DriverError, Event, GraphExec, HostBytes, MemoryInfo, Module, NoCard,
+    CapturedGraph, Driver, DriverError, EventId, GraphExec, HostBytes, MemoryInfo, Module, NoCard,
     Priority, Stream,
 };
 use crate::cubin::{self, Cubin, KernelFacts, NotACubin};
@@ -287,7 +287,7 @@ impl CudaDriver {
         Ok(self.raw(stream.0, call)? as sys::CUstream)
     }
 
-    fn event_of(&self, event: Event, call: &'static str) -> Result<sys::CUevent, DriverError> {
+    fn event_of(&self, event: EventId, call: &'static str) -> Result<sys::CUevent, DriverError> {
         Ok(self.raw(event.0, call)? as sys::CUevent)
     }
 
@@ -763,15 +763,15 @@ impl Driver for CudaDriver {
         check(unsafe { sys::cuStreamSynchronize(raw) }, Tried::Call("synchronize"))
     }
 
-    fn event(&self) -> Result<Event, DriverError> {
+    fn event(&self) -> Result<EventId, DriverError> {
         self.enter()?;
         let mut event: sys::CUevent = ptr::null_mut();
         // SAFETY: the pointer is to a live one.
         check(unsafe { sys::cuEventCreate(&raw mut event, 0) }, Tried::Call("event"))?;
-        Ok(Event(self.made().add(event as Raw)))
+        Ok(EventId(self.made().add(event as Raw)))
     }
 
-    fn free_event(&self, event: Event) -> Result<(), DriverError> {
+    fn free_event(&self, event: EventId) -> Result<(), DriverError> {
         let raw = self.take(event.0, "free_event")?;
         self.enter()?;
         // SAFETY: it was made and is forgotten once.
@@ -779,21 +779,21 @@ impl Driver for CudaDriver {
         check(result, Tried::Call("free_event"))
     }
 
-    fn record(&self, event: Event, stream: Stream) -> Result<(), DriverError> {
+    fn record(&self, event: EventId, stream: Stream) -> Result<(), DriverError> {
         let (event, stream) = (self.event_of(event, "record")?, self.stream_of(stream, "record")?);
         self.enter()?;
         // SAFETY: both live.
         check(unsafe { sys::cuEventRecord(event, stream) }, Tried::Call("record"))
     }
 
-    fn wait(&self, stream: Stream, event: Event) -> Result<(), DriverError> {
+    fn wait(&self, stream: Stream, event: EventId) -> Result<(), DriverError> {
         let (event, stream) = (self.event_of(event, "wait")?, self.stream_of(stream, "wait")?);
         self.enter()?;
         // SAFETY: both live.
         check(unsafe { sys::cuStreamWaitEvent(stream, event, 0) }, Tried::Call("wait"))
     }
 
-    fn query(&self, event: Event) -> Result<bool, DriverError> {
+    fn query(&self, event: EventId) -> Result<bool, DriverError> {
         let raw = self.event_of(event, "query")?;
         self.enter()?;
         // SAFETY: it lives.
@@ -804,14 +804,14 @@ impl Driver for CudaDriver {
         check(result, Tried::Call("query")).map(|()| true)
     }
 
-    fn synchronize_event(&self, event: Event) -> Result<(), DriverError> {
+    fn synchronize_event(&self, event: EventId) -> Result<(), DriverError> {
         let raw = self.event_of(event, "synchronize_event")?;
         self.enter()?;
         // SAFETY: it lives.
         check(unsafe { sys::cuEventSynchronize(raw) }, Tried::Call("synchronize_event"))
     }
 
-    fn elapsed(&self, from: Event, to: Event) -> Result<Duration, DriverError> {
+    fn elapsed(&self, from: EventId, to: EventId) -> Result<Duration, DriverError> {
         let (from, to) = (self.event_of(from, "elapsed")?, self.event_of(to, "elapsed")?);
         self.enter()?;
         let mut milliseconds = 0.0_f32;

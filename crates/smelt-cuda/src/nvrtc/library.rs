@@ -151,7 +151,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::Target;
+    use crate::CudaTarget;
 
     fn put(root: &Path, path: &str) -> PathBuf {
         let path = root.join(path);
@@ -163,7 +163,7 @@ mod tests {
     #[track_caller]
     fn check(
         root: &Path,
-        target: Target,
+        target: CudaTarget,
         variables: &[(&str, String)],
         expect: Result<&Path, &str>,
     ) {
@@ -190,36 +190,46 @@ mod tests {
         let venv = |name| ("VIRTUAL_ENV", root.join(name).to_str().unwrap().to_owned());
         check(
             root,
-            Target::Sm87,
+            CudaTarget::Sm87,
             &[venv("venv")],
             Err(
                 "no NVRTC 12.6.85 is on this machine; run `python3 -m pip install nvidia-cuda-nvrtc-cu12==12.6.85`",
             ),
         );
         let older = put(root, "system/libnvrtc.so.12.6.68");
-        check(root, Target::Sm87, &[], Err("12.6.85 is on this machine (here is 12.6.68); run"));
+        check(
+            root,
+            CudaTarget::Sm87,
+            &[],
+            Err("12.6.85 is on this machine (here is 12.6.68); run"),
+        );
         let of_pip = put(root, &format!("{site}/nvidia/cuda_nvrtc/lib/libnvrtc.so.12"));
         check(
             root,
-            Target::Sm87,
+            CudaTarget::Sm87,
             &[venv("venv")],
             Err("(here is 12.6.68 and one of an unknown version)"),
         );
         put(root, &format!("{site}/nvidia_cuda_nvrtc_cu12-12.6.85.dist-info/METADATA"));
-        check(root, Target::Sm87, &[venv("venv")], Ok(&of_pip));
-        check(root, Target::Sm90, &[venv("venv")], Ok(&of_pip));
-        check(root, Target::Sm110, &[venv("venv")], Err("pip install nvidia-cuda-nvrtc==13.0.88"));
+        check(root, CudaTarget::Sm87, &[venv("venv")], Ok(&of_pip));
+        check(root, CudaTarget::Sm90, &[venv("venv")], Ok(&of_pip));
+        check(
+            root,
+            CudaTarget::Sm110,
+            &[venv("venv")],
+            Err("pip install nvidia-cuda-nvrtc==13.0.88"),
+        );
         let newest = put(root, &format!("{site}/nvidia/cu13/lib/libnvrtc.so.13"));
         put(root, &format!("{site}/nvidia_cuda_nvrtc-13.0.88.dist-info/METADATA"));
-        check(root, Target::Sm110, &[venv("venv")], Ok(&newest));
+        check(root, CudaTarget::Sm110, &[venv("venv")], Ok(&newest));
         let named = |paths: &[&Path]| {
             (VARIABLE, std::env::join_paths(paths).unwrap().into_string().unwrap())
         };
-        check(root, Target::Sm87, &[named(&[&older]), venv("venv")], Err("(here is 12.6.68)"));
+        check(root, CudaTarget::Sm87, &[named(&[&older]), venv("venv")], Err("(here is 12.6.68)"));
         let both = [newest.as_path(), of_pip.parent().unwrap()];
-        check(root, Target::Sm87, &[named(&both)], Ok(&of_pip));
-        check(root, Target::Sm110, &[named(&both)], Ok(&newest));
-        check(root, Target::Sm87, &[named(&[&root.join("none")])], Err("SMELT_NVRTC names "));
-        check(root, Target::Sm87, &[named(&[root])], Err("where no libnvrtc.so is"));
+        check(root, CudaTarget::Sm87, &[named(&both)], Ok(&of_pip));
+        check(root, CudaTarget::Sm110, &[named(&both)], Ok(&newest));
+        check(root, CudaTarget::Sm87, &[named(&[&root.join("none")])], Err("SMELT_NVRTC names "));
+        check(root, CudaTarget::Sm87, &[named(&[root])], Err("where no libnvrtc.so is"));
     }
 }

@@ -7,7 +7,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use super::memory::{Astray, TwinMemory};
-use crate::driver::{CapturedGraph, Event, GraphExec, Module, Stream};
+use crate::driver::{CapturedGraph, EventId, GraphExec, Module, Stream};
 use crate::{DeviceAddress, Function, Launch};
 
 /// Does on the host what a kernel does.
@@ -31,9 +31,9 @@ pub(super) enum Op {
         launch: Launch,
     },
     /// The event's mark of this count is passed.
-    Record(Event, u64),
+    Record(EventId, u64),
     /// Goes on when the event's mark of this count is passed.
-    Wait(Event, u64),
+    Wait(EventId, u64),
 }
 
 /// Some bytes of memory.
@@ -106,7 +106,7 @@ pub(super) struct Work {
     kernels: BTreeMap<Function, HostKernel>,
     modules: BTreeSet<Module>,
     streams: BTreeMap<Stream, Line>,
-    events: BTreeMap<Event, Mark>,
+    events: BTreeMap<EventId, Mark>,
     graphs: BTreeMap<CapturedGraph, Vec<Op>>,
     execs: BTreeMap<GraphExec, Vec<Op>>,
     /// The last id that was given.
@@ -168,13 +168,13 @@ impl Work {
         Ok(())
     }
 
-    pub(super) fn add_event(&mut self) -> Event {
-        let event = Event(self.id());
+    pub(super) fn add_event(&mut self) -> EventId {
+        let event = EventId(self.id());
         self.events.insert(event, Mark::default());
         event
     }
 
-    pub(super) fn remove_event(&mut self, event: Event) -> Result<(), String> {
+    pub(super) fn remove_event(&mut self, event: EventId) -> Result<(), String> {
         let waits = |op: &Op| matches!(op, Op::Wait(own, _) | Op::Record(own, _) if *own == event);
         if self.left().any(waits) {
             return Err(format!("work that waits for {event:?}, or reaches it, is left"));
@@ -269,7 +269,7 @@ impl Work {
         ops.into_iter().try_for_each(|op| self.put(stream, op))
     }
 
-    pub(super) fn record(&mut self, event: Event, stream: Stream) -> Result<(), String> {
+    pub(super) fn record(&mut self, event: EventId, stream: Stream) -> Result<(), String> {
         let mark = self.events.get_mut(&event).ok_or_else(|| gone(&event))?;
         mark.recorded += 1;
         (mark.stream, mark.asked) = (Some(stream), 0);
@@ -277,13 +277,13 @@ impl Work {
         self.put(stream, Op::Record(event, count))
     }
 
-    pub(super) fn wait(&mut self, stream: Stream, event: Event) -> Result<(), String> {
+    pub(super) fn wait(&mut self, stream: Stream, event: EventId) -> Result<(), String> {
         let count = self.events.get(&event).ok_or_else(|| gone(&event))?.recorded;
         self.put(stream, Op::Wait(event, count))
     }
 
     /// Whether a mark that is not passed is asked for too early; it counts.
-    pub(super) fn is_late(&mut self, event: Event) -> bool {
+    pub(super) fn is_late(&mut self, event: EventId) -> bool {
         let lateness = self.lateness;
         let Some(mark) = self.events.get_mut(&event) else { return false };
         let is_late = mark.passed < mark.recorded && mark.asked < lateness;
@@ -292,8 +292,8 @@ impl Work {
     }
 
     /// The time between two marks, a microsecond for each thing that was done.
-    pub(super) fn between(&self, from: Event, to: Event) -> Result<Duration, String> {
-        let passed = |event: Event| {
+    pub(super) fn between(&self, from: EventId, to: EventId) -> Result<Duration, String> {
+        let passed = |event: EventId| {
             let mark = self.events.get(&event).ok_or_else(|| gone(&event))?;
             let is_passed = mark.recorded > 0 && mark.passed == mark.recorded;
             is_passed.then_some(mark.at).ok_or_else(|| format!("{event:?} is not passed"))
@@ -315,12 +315,12 @@ impl Work {
     }
 
     /// Does work until the last mark of an event is passed.
-    pub(super) fn run_to(&mut self, event: Event, memory: &mut TwinMemory) -> Result<(), Astray> {
+    pub(super) fn run_to(&mut self, event: EventId, memory: &mut TwinMemory) -> Result<(), Astray> {
         let mark = self.events.get(&event).ok_or_else(|| Astray(gone(&event)))?;
         self.reach(event, mark.recorded, memory)
     }
 
-    fn reach(&mut self, event: Event, count: u64, memory: &mut TwinMemory) -> Result<(), Astray> {
+    fn reach(&mut self, event: EventId, count: u64, memory: &mut TwinMemory) -> Result<(), Astray> {
         let stream = self.events.get(&event).and_then(|mark| mark.stream);
         while self.events.get(&event).is_some_and(|mark| mark.passed < count) {
             let op = stream.and_then(|stream| self.next(stream));

@@ -15,7 +15,7 @@ use smelt_cuda::decoder::{CudaDecoder, KernelImage};
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::source::{KernelSet, source};
 use smelt_cuda::nvrtc::{Source, compile};
-use smelt_cuda::{Driver, Target};
+use smelt_cuda::{CudaTarget, Driver};
 use smelt_engine_build::llm::{self, Limits};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
@@ -29,7 +29,7 @@ use super::golden::{Golden, folder, greedy, logits};
 const FOLDER: &str = "SMELT_CUDA_ENGINES";
 const LIMITS: Limits = Limits { max_seq_len: 400, max_slots: 4 };
 /// What the card is asked for: engines of other cards are made likewise.
-const TARGET: Target = Target::Sm90;
+const TARGET: CudaTarget = CudaTarget::Sm90;
 /// `<IMG_CONTEXT>` of the tiny tokenizer.
 const IMAGE_TOKEN: u32 = 383;
 /// How far logits may be from the reference's, as a part of the largest: products take halves.

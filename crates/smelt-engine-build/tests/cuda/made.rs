@@ -10,7 +10,7 @@ use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::source::KernelSet;
 use smelt_cuda::kernels::twin;
 use smelt_cuda::recording::{RecordingDriver, card};
-use smelt_cuda::{Driver, Sm, Target};
+use smelt_cuda::{CudaTarget, Driver, Sm};
 use smelt_engine_build::llm::{self, Limits};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
@@ -30,7 +30,7 @@ pub(super) fn packed(model: &str, scheme: Scheme, dir: &Path) -> Checkpoint {
 
 /// An engine of a checkpoint for the device that needs no GPU, which loads any kernels.
 pub(super) fn engine(checkpoint: &Checkpoint, limits: Limits, dir: &Path) -> PathBuf {
-    let kernels = KernelImage { target: Target::Sm90, image: b"none", int8: Some(b"none") };
+    let kernels = KernelImage { target: CudaTarget::Sm90, image: b"none", int8: Some(b"none") };
     let engine = dir.join("cuda");
     llm::build_for_card(checkpoint, limits, kernels, &engine, &mut |_| {}).unwrap();
     engine

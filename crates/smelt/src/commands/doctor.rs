@@ -4,7 +4,7 @@ use std::io::{self, BufRead, IsTerminal as _};
 use std::process::Command;
 
 use serde_json::json;
-use smelt_cuda::{CardFacts, Sm, Target, nvrtc};
+use smelt_cuda::{CardFacts, CudaTarget, Sm, nvrtc};
 use smelt_doctor::{Facts, Finding, Fix, Gpu, Gpus, Severity, judge};
 use smelt_exec::{Confinement, Way};
 
@@ -67,8 +67,9 @@ fn facts(flags: &DoctorFlags) -> Result<Facts, Failed> {
 
 /// What NVIDIA's driver says, and which compilers of kernels are here.
 fn gpus() -> Gpus {
-    let compilers = Target::ALL.into_iter().filter(|&target| nvrtc::find(target).is_ok());
-    let by = |target: Target| format!("{} by NVRTC {}", target.word(), target.toolkit().version);
+    let compilers = CudaTarget::ALL.into_iter().filter(|&target| nvrtc::find(target).is_ok());
+    let by =
+        |target: CudaTarget| format!("{} by NVRTC {}", target.word(), target.toolkit().version);
     let compilers = compilers.map(by).collect();
     match smelt_cuda::cards() {
         Ok(cards) => Gpus { cards: cards.iter().map(gpu).collect(), missing: None, compilers },
@@ -89,7 +90,7 @@ fn gpu(card: &CardFacts) -> Gpu {
         memory_bytes: card.memory_bytes,
         unified: card.unified,
         driver: card.driver_version(),
-        target: Target::of(card.sm).map(|target| target.word().to_owned()),
+        target: CudaTarget::of(card.sm).map(|target| target.word().to_owned()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `llm-engine-build`: a checkpoint's decoder as an engine.
 
 use smelt_backend::KvType;
-use smelt_cuda::Target;
+use smelt_cuda::CudaTarget;
 use smelt_cuda::decoder::KernelImage;
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::source::{KernelSet, source};
@@ -23,7 +23,7 @@ fn run(request: &Request) -> Result<(), Failed> {
     let params: LlmEngineBuild = request.typed()?;
     let limits = Limits { max_seq_len: params.max_seq_len, max_slots: params.max_slots };
     let tactics = request.tactics()?;
-    match (params.backend, Target::parse(params.target.word())) {
+    match (params.backend, CudaTarget::parse(params.target.word())) {
         (DecoderBackend::Native, None) => {
             let built = llm::build_with(&checkpoint, limits, tactics, &request.out, &mut say);
             built.map_err(Failed::model)
@@ -40,7 +40,7 @@ fn run(request: &Request) -> Result<(), Failed> {
 fn for_card(
     checkpoint: &Checkpoint,
     limits: Limits,
-    target: Target,
+    target: CudaTarget,
     request: &Request,
 ) -> Result<(), Failed> {
     let set = llm::kernel_set(checkpoint, KvType::F16).map_err(Failed::model)?;
@@ -54,7 +54,7 @@ fn for_card(
 }
 
 /// The code of a set of kernels for a card.
-fn compiled(set: &KernelSet, target: Target) -> Result<Vec<u8>, Failed> {
+fn compiled(set: &KernelSet, target: CudaTarget) -> Result<Vec<u8>, Failed> {
     let text = Source { name: "decoder.cu".to_owned(), text: source(set), defines: Vec::new() };
     Ok(nvrtc::compile(&text, target, None).map_err(not_compiled)?.image)
 }

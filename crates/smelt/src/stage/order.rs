@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use smelt_cuda::{Target, driver, nvrtc};
+use smelt_cuda::{CudaTarget, driver, nvrtc};
 use smelt_engine::onnxruntime;
 use smelt_exec::{ProcessSpec, Task};
 use smelt_hub::Settings;
@@ -73,7 +73,7 @@ fn onnxruntime() -> Option<(String, String)> {
 fn compilers() -> Option<(String, String)> {
     let found = || {
         let all: BTreeSet<PathBuf> =
-            Target::ALL.into_iter().filter_map(|target| nvrtc::find(target).ok()).collect();
+            CudaTarget::ALL.into_iter().filter_map(|target| nvrtc::find(target).ok()).collect();
         (!all.is_empty()).then(|| env::join_paths(all).ok()).flatten()
     };
     let named = env::var_os(nvrtc::VARIABLE).filter(|name| !name.is_empty());

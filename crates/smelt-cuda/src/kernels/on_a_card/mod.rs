@@ -24,7 +24,7 @@ use crate::driver::{Driver, Priority};
 use crate::nvrtc::{Source, compile};
 use crate::owned::{DeviceBuffer, OwnedModule, OwnedStream};
 use crate::recording::{RecordingDriver, card};
-use crate::{Launch, Sm, Target, open};
+use crate::{CudaTarget, Launch, Sm, open};
 
 /// Where compiled kernels are kept by content.
 const KEPT_VARIABLE: &str = "SMELT_KEPT_KERNELS";
@@ -51,7 +51,7 @@ fn sets() -> Vec<KernelSet> {
 }
 
 /// The code of a set.
-fn image(set: &KernelSet, target: Target) -> Vec<u8> {
+fn image(set: &KernelSet, target: CudaTarget) -> Vec<u8> {
     let kept = std::env::var_os(KEPT_VARIABLE).map(PathBuf::from);
     let name = "kernels.cu".to_owned();
     let text = Source { name, text: source(set), defines: Vec::new() };
@@ -77,7 +77,7 @@ impl Bench {
     /// The first card of this machine.
     fn card(set: &KernelSet) -> Self {
         let driver = open(0).unwrap_or_else(|why| panic!("this test asks for a card: {why}"));
-        let target = Target::of(driver.card().sm).expect("the card is of a target");
+        let target = CudaTarget::of(driver.card().sm).expect("the card is of a target");
         Self::new(driver, &image(set, target), true)
     }
 
@@ -169,7 +169,7 @@ fn bits(numbers: &[f32]) -> Vec<u32> {
 fn kernels_for_cards_are_kept() {
     assert!(std::env::var_os(KEPT_VARIABLE).is_some(), "{KEPT_VARIABLE} names a folder");
     for set in sets() {
-        image(&set, Target::Sm90);
+        image(&set, CudaTarget::Sm90);
     }
 }
 
