@@ -9,7 +9,7 @@ use smelt_plan::quantity;
 
 #[derive(Debug, Args)]
 pub(crate) struct FitFlags {
-    /// A name of the table (internvl3-1b), hf:ORG/NAME[@REV][:FILE], a checkpoint's directory, a GGUF file, or
+    /// A name of the table (internvl3-1b), hf:ORG/NAME (@REV, :FILE), a checkpoint's directory, a GGUF file, or
     /// synthetic:NAME
     pub(crate) model: String,
     /// Another device: a size of memory (8GB), a name (orin-nano-8gb), or a directory of a device's captured files
@@ -24,7 +24,7 @@ pub(crate) struct FitFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct InitFlags {
-    /// A name of the table (internvl3-1b), hf:ORG/NAME[@REV][:FILE], a checkpoint's directory, a GGUF file, or
+    /// A name of the table (internvl3-1b), hf:ORG/NAME (@REV, :FILE), a checkpoint's directory, a GGUF file, or
     /// synthetic:NAME
     pub(crate) model: String,
     /// Write for another device: a size of memory (8GB), a name (orin-nano-8gb), or a directory of captured files
@@ -39,7 +39,7 @@ pub(crate) struct InitFlags {
 
 #[derive(Debug, Args)]
 pub(crate) struct BuildFlags {
-    /// A name of the table (internvl3-1b), hf:ORG/NAME[@REV][:FILE], a checkpoint's directory, a GGUF file, or
+    /// A name of the table (internvl3-1b), hf:ORG/NAME (@REV, :FILE), a checkpoint's directory, a GGUF file, or
     /// synthetic:NAME
     pub(crate) model: String,
     #[command(flatten)]
