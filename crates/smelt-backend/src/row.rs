@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use crate::device::{choose, misfit};
 use crate::grid::Grid;
 use crate::heading::ENGINE_FILE;
-use crate::{Decoder, Device, Graph, Heading, KvOptions, MemoryReport, OpenError, VisionEngine};
+use crate::{
+    Decoder, Device, Graph, Heading, KvOptions, MemoryPlace, MemoryReport, OpenError, VisionEngine,
+};
 
 /// Graphs of one directory, with the size of pictures that each is for where there is a list of them.
 pub type Graphs = Vec<(Option<Grid>, Box<dyn Graph>)>;
@@ -35,7 +37,9 @@ pub struct Row {
     /// The facts about a device on which what it builds depends, by the words of pipelines: none where it runs on any.
     /// They enter the keys of its stages, and what they were enters the heading of its engines.
     pub facts: &'static [&'static str],
-    /// What it says of the memory that its engines live in, before one is open.
+    /// Whose memory its engines live in here: nothing of a device is opened for it.
+    pub place: fn() -> MemoryPlace,
+    /// What it says of that memory, before one is open; a device of its own is opened for it.
     pub memory: fn() -> MemoryReport,
     /// What opens it.
     pub opens: Opens,
@@ -119,6 +123,14 @@ impl Backends {
             }
         }
         Device { targets, ..known }
+    }
+
+    /// Whose memory the engine in `dir` will live in.
+    ///
+    /// # Errors
+    /// When the directory holds no engine of a back end that is known.
+    pub fn place(self, dir: &Path) -> Result<MemoryPlace, OpenError> {
+        Ok((self.row(dir, "engine")?.place)())
     }
 
     /// The memory that the engine in `dir` will live in, as its back end sees it before it is open.
@@ -233,7 +245,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::MemoryPlace;
 
     fn nothing(_: &Path) -> Result<Graphs, OpenError> {
         Ok(Vec::new())
@@ -241,7 +252,15 @@ mod tests {
 
     const fn row(target: &'static str, facts: &'static [&'static str]) -> Row {
         let opens = Opens::Graphs(nothing);
-        Row { kind: "graph", target, backend: target, facts, memory: || MemoryReport::HOST, opens }
+        Row {
+            kind: "graph",
+            target,
+            backend: target,
+            facts,
+            place: || MemoryPlace::Host,
+            memory: || MemoryReport::HOST,
+            opens,
+        }
     }
 
     /// What a back end for GPUs says of 16 GiB, of which 4 are free.
@@ -257,7 +276,7 @@ mod tests {
     /// Made-up back ends: a vendor's, one of ours for GPUs, and the processor's.
     const MADE_UP: &[Row] = &[
         row("tensorrt", &["sm", "tensorrt", "cuda", "gpu-driver"]),
-        Row { memory: gpu, ..row("cuda", &["sm", "nvcc"]) },
+        Row { place: || MemoryPlace::Device, memory: gpu, ..row("cuda", &["sm", "nvcc"]) },
         row("cpu", &[]),
     ];
     const ROWS: Backends = Backends::new(MADE_UP);
@@ -359,5 +378,9 @@ mod tests {
         assert_eq!(ROWS.memory(&cpu).unwrap(), MemoryReport::HOST);
         assert_eq!(ROWS.memory(&cuda).unwrap(), gpu());
         assert!(ROWS.memory(&other).is_err() && ROWS.memory(folder.path()).is_err());
+        for engine in [&cpu, &cuda] {
+            assert_eq!(ROWS.place(engine).unwrap(), ROWS.memory(engine).unwrap().place);
+        }
+        assert!(ROWS.place(&other).is_err());
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use smelt_backend::{
-    Backends, Decoder, Graph, Graphs, KvOptions, MemoryReport, OpenError, Opens, Row,
+    Backends, Decoder, Graph, Graphs, KvOptions, MemoryPlace, MemoryReport, OpenError, Opens, Row,
 };
 
 use crate::engine_file::TARGET;
@@ -27,7 +27,15 @@ const NATIVE: &str = "native";
 
 /// Engines for processors depend on no device: what suits one is found when they run.  They live in its memory.
 const fn on_any(kind: &'static str, backend: &'static str, opens: Opens) -> Row {
-    Row { kind, target: TARGET, backend, facts: &[], memory: || MemoryReport::HOST, opens }
+    Row {
+        kind,
+        target: TARGET,
+        backend,
+        facts: &[],
+        place: || MemoryPlace::Host,
+        memory: || MemoryReport::HOST,
+        opens,
+    }
 }
 
 fn open_decoder(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {

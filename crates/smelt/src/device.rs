@@ -41,7 +41,15 @@ const fn rows(cards: Opens) -> [Row; 7] {
 
 /// Decoders for cards: which one runs them is in their target.
 const fn on_card(target: CudaTarget, opens: Opens) -> Row {
-    Row { kind: KIND, target: target.word(), backend: "native", facts: &[], memory: of_card, opens }
+    Row {
+        kind: KIND,
+        target: target.word(),
+        backend: "native",
+        facts: &[],
+        place: place_of_card,
+        memory: of_card,
+        opens,
+    }
 }
 
 fn open_on_card(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
@@ -49,6 +57,15 @@ fn open_on_card(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError
     let card = cards::card().map_err(missing)?;
     let driver = smelt_cuda::open(card.ordinal).map_err(missing)?;
     Ok(Box::new(CudaDecoder::open(dir, &driver, kv)?))
+}
+
+/// Whose memory the card uses: the driver is asked once, and no card is opened for it.
+fn place_of_card() -> MemoryPlace {
+    match cards::card() {
+        Ok(card) if card.unified => MemoryPlace::Unified,
+        Ok(_) => MemoryPlace::Device,
+        Err(_) => MemoryPlace::Host,
+    }
 }
 
 /// What the driver says of the card's memory; where the card uses the host's, others measure that.

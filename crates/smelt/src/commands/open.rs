@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_backend::{Heading as EngineHeading, KvOptions, MemoryPlace, MemoryReport, OpenError};
+use smelt_backend::{Heading as EngineHeading, KvOptions, MemoryPlace, OpenError};
 use smelt_runtime::deployment::{self, Deployment, DeploymentError};
 use smelt_runtime::embed::{self, SentenceEncoder};
 use smelt_runtime::engine_dirs::EngineDirs;
@@ -118,16 +118,16 @@ fn engines(dir: PathBuf) -> Vec<PathBuf> {
     all
 }
 
-/// What the back end of the engine in `dir` says of a device's own memory, if it will live in one.
-pub(super) fn device_memory(dir: &Path) -> Option<MemoryReport> {
-    BACKENDS.memory(dir).ok().filter(|report| report.place == MemoryPlace::Device)
+/// Whether the engine in `dir` will live in a device's own memory.
+pub(super) fn is_apart(dir: &Path) -> bool {
+    BACKENDS.place(dir).is_ok_and(|place| place == MemoryPlace::Device)
 }
 
 /// Bytes that are free there for the engines of the deployment in `dir`, as far as that is known.
 pub(super) fn device_room(dir: &Path) -> Option<u64> {
     let engines = heading(dir).ok()?.engines;
-    let reports = engines.iter().filter_map(|engine| device_memory(engine));
-    reports.filter_map(|report| report.room_bytes()).min()
+    let apart = engines.iter().filter(|engine| is_apart(engine));
+    apart.filter_map(|engine| BACKENDS.memory(engine).ok()?.room_bytes()).min()
 }
 
 /// Opens the deployment in `dir`, compares it with its digests once a boot, and tells `loading` how far that is.

@@ -171,7 +171,7 @@ impl Load {
         let dir = target::directory(&self.target, &self.sets)?;
         self.holds.found(self.at, &dir)?;
         let Heading { model, engines, .. } = open::heading(&dir)?;
-        let on_device = |dir: &&PathBuf| open::device_memory(dir).is_some();
+        let on_device = |dir: &&PathBuf| open::is_apart(dir);
         let device_bytes = engines.iter().filter(on_device).map(|dir| bytes_in(dir)).sum();
         let bytes = engines.iter().map(|dir| bytes_in(dir)).sum();
         let name = self.name.clone().unwrap_or(model);
