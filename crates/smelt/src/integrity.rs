@@ -71,7 +71,7 @@ fn looks(dirs: &[PathBuf]) -> (String, u64) {
     for path in files {
         let path = fs::canonicalize(&path).unwrap_or(path);
         let Ok(data) = fs::metadata(&path) else { continue };
-        bytes += data.len();
+        bytes += if data.is_file() { data.len() } else { 0 };
         let (len, inode) = (data.len(), data.ino());
         let changed = [data.mtime(), data.mtime_nsec(), data.ctime(), data.ctime_nsec()];
         lines += &format!("{} {len} {inode} {changed:?}\n", path.display());

@@ -1,7 +1,6 @@
 //! `smelt serve`: answers OpenAI-style requests over HTTP.
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +26,7 @@ use crate::console::{answer, begin_log, tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::film;
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
+use crate::integrity;
 use crate::leases::Leases;
 use crate::loading::{Loading, WARMING_UP};
 use crate::telling::{Doing, Pacing};
@@ -171,9 +171,10 @@ impl Load {
         let dir = target::directory(&self.target, &self.sets)?;
         self.holds.found(self.at, &dir)?;
         let Heading { model, engines, .. } = open::heading(&dir)?;
-        let on_device = |dir: &&PathBuf| open::is_apart(dir);
-        let device_bytes = engines.iter().filter(on_device).map(|dir| bytes_in(dir)).sum();
-        let bytes = engines.iter().map(|dir| bytes_in(dir)).sum();
+        let (apart, others): (Vec<PathBuf>, Vec<PathBuf>) =
+            engines.into_iter().partition(|dir| open::is_apart(dir));
+        let device_bytes = integrity::bytes(&apart);
+        let bytes = device_bytes + integrity::bytes(&others);
         let name = self.name.clone().unwrap_or(model);
         Ok(DeploymentInfo { dir, name, bytes, device_bytes })
     }
@@ -236,13 +237,6 @@ impl Load {
         doubts.into_iter().flatten().for_each(warn);
         Ok(Running::Speaks(service))
     }
-}
-
-/// Bytes of the files in an engine's directory.
-fn bytes_in(dir: &Path) -> u64 {
-    let files = fs::read_dir(dir).into_iter().flatten().flatten();
-    let sizes = files.filter_map(|entry| entry.metadata().ok()).filter(fs::Metadata::is_file);
-    sizes.map(|file| file.len()).sum()
 }
 
 /// How far a load is, as clients are told.
