@@ -15,7 +15,7 @@ mod simulation;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::prefix::{Piece, PrefixHit, Prefixes};
 
@@ -181,8 +181,14 @@ struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Empty,
-    /// Nobody's; what it holds may be of use.  When it was last.
-    Kept(u64),
+    /// Nobody's; what it holds may be of use.
+    Kept {
+        /// When it was last.
+        since: u64,
+        /// Whether all is there: what is put back piece by piece has no name before it is, and holds what others hold,
+        /// too.
+        is_whole: bool,
+    },
     Taken,
 }
 
@@ -213,8 +219,6 @@ pub struct Schedule {
     clock: u64,
     /// Slots that came to be kept, or were of use, and were not yet compared with the others.
     touched: Vec<usize>,
-    /// Slots that are put back piece by piece and have no name before they are whole: they hold what others hold, too.
-    filling: BTreeSet<usize>,
     highs_in_a_row: u32,
     /// A task was preempted, and none has ended since: whoever came would be preempted, too.
     is_tight: bool,
@@ -237,7 +241,6 @@ impl Schedule {
             share: Share::default(),
             clock: 0,
             touched: Vec::new(),
-            filling: BTreeSet::new(),
             highs_in_a_row: 0,
             is_tight: false,
             lacking: 0,
@@ -258,7 +261,7 @@ impl Schedule {
             waiting: count(|state| matches!(state, State::Waiting)),
             reading: count(|state| matches!(state, State::Reading { .. })),
             saying: count(|s| matches!(s, State::Choosing { .. } | State::Saying { .. })),
-            kept: self.slots.iter().filter(|slot| matches!(slot, Use::Kept(_))).count(),
+            kept: self.slots.iter().filter(|slot| matches!(slot, Use::Kept { .. })).count(),
         }
     }
 
@@ -322,8 +325,7 @@ impl Schedule {
         let Some(task) = self.tasks.remove(&task) else { return };
         self.is_tight = false;
         if let Some(slot) = task.slot() {
-            self.slots[slot] = Use::Kept(self.tick());
-            self.filling.remove(&slot);
+            self.slots[slot] = Use::Kept { since: self.tick(), is_whole: true };
             self.touched.push(slot);
         }
     }
@@ -500,7 +502,7 @@ impl Schedule {
 
     /// Of a slot that was of use just now and the others that are kept, one that another one makes needless.
     fn spare(&self, slot: usize) -> Option<usize> {
-        if !matches!(self.slots[slot], Use::Kept(_)) {
+        if !matches!(self.slots[slot], Use::Kept { .. }) {
             return None;
         }
         let mut others = self.kept_of(self.owners[slot].id).map(|(other, _)| other);
@@ -513,20 +515,21 @@ impl Schedule {
     /// Whether a kept slot is of no use beside another one of the same owner's, which holds all that it holds: if it has no
     /// name, or the other one has the same and was of use later, so that the name means that one.
     fn is_needless(&self, slot: usize, by: usize) -> bool {
-        let (Use::Kept(since), Use::Kept(later)) = (self.slots[slot], self.slots[by]) else {
+        let (Use::Kept { since, is_whole }, Use::Kept { since: later, .. }) =
+            (self.slots[slot], self.slots[by])
+        else {
             return false;
         };
         let (own, other) = (self.owners[slot], self.owners[by]);
         let is_of_name = own.name.is_none() || own.name == other.name && since < later;
         let (part, whole) = (self.prefixes.held(slot), self.prefixes.held(by));
-        let is_whole = !self.filling.contains(&slot);
         slot != by && own.id == other.id && is_of_name && is_whole && whole.starts_with(part)
     }
 
     /// The oldest slot kept for an owner for whom more is kept than may be.
     fn kept_too_long(&self) -> Option<usize> {
         let kept = |(slot, r#use): (usize, &Use)| match r#use {
-            Use::Kept(since) => Some((*since, slot)),
+            Use::Kept { since, .. } => Some((*since, slot)),
             _ => None,
         };
         let mut kept: Vec<(u64, usize)> = self.slots.iter().enumerate().filter_map(kept).collect();
@@ -572,7 +575,7 @@ impl Schedule {
     /// all it holds, else an empty one, else the one of no use for the longest time.
     fn slot_for(&self, found: Option<PrefixHit>) -> Option<usize> {
         let goes_on = |found: &PrefixHit| {
-            let is_kept = matches!(self.slots[found.slot], Use::Kept(_));
+            let is_kept = matches!(self.slots[found.slot], Use::Kept { .. });
             is_kept && found.len == self.prefixes.held(found.slot).len()
         };
         let same = found.filter(goes_on).map(|found| found.slot);
@@ -589,9 +592,9 @@ impl Schedule {
         }
         let now = self.tick();
         if let Some(PrefixHit { slot: source, .. }) = from
-            && let Use::Kept(used) = &mut self.slots[source]
+            && let Use::Kept { since, .. } = &mut self.slots[source]
         {
-            *used = now;
+            *since = now;
             self.touched.push(source);
         }
         self.slots[slot] = Use::Taken;
@@ -611,7 +614,6 @@ impl Schedule {
 
     fn forget(&mut self, slot: usize) -> Step {
         self.slots[slot] = Use::Empty;
-        self.filling.remove(&slot);
         self.prefixes.truncate(slot, 0);
         Step::Forget { slot }
     }
@@ -619,7 +621,7 @@ impl Schedule {
     /// The slot that was kept for the longest time, other than this one.
     fn oldest_kept(&self, but: Option<usize>) -> Option<usize> {
         let kept = self.slots.iter().enumerate().filter_map(|(slot, r#use)| match r#use {
-            Use::Kept(since) if Some(slot) != but => Some((*since, slot)),
+            Use::Kept { since, .. } if Some(slot) != but => Some((*since, slot)),
             _ => None,
         });
         kept.min().map(|(_, slot)| slot)

@@ -88,7 +88,7 @@ impl Schedule {
     pub fn put(&mut self, filled: Option<Mark>, blocks_free: usize) -> Put {
         let slot = match filled {
             Some(mark) => match self.slots[mark.slot] {
-                Use::Kept(_) if self.prefixes.mark(mark.slot) == mark => mark.slot,
+                Use::Kept { .. } if self.prefixes.mark(mark.slot) == mark => mark.slot,
                 _ => return Put::Gone,
             },
             None => match self.slot_for(None) {
@@ -111,11 +111,7 @@ impl Schedule {
     pub fn did_put(&mut self, slot: usize, owner: Owner, pieces: &[Piece]) -> Mark {
         self.prefixes.append(slot, pieces);
         self.owners[slot] = owner;
-        self.slots[slot] = Use::Kept(self.tick());
-        match owner.name {
-            Some(_) => self.filling.remove(&slot),
-            None => self.filling.insert(slot),
-        };
+        self.slots[slot] = Use::Kept { since: self.tick(), is_whole: owner.name.is_some() };
         self.touched.push(slot);
         self.prefixes.mark(slot)
     }
@@ -129,7 +125,7 @@ impl Schedule {
     pub(super) fn kept_of(&self, owner: u64) -> impl Iterator<Item = (usize, u64)> {
         let all = self.slots.iter().zip(&self.owners).enumerate();
         all.filter_map(move |(slot, (r#use, of))| match r#use {
-            Use::Kept(since) if of.id == owner => Some((slot, *since)),
+            Use::Kept { since, .. } if of.id == owner => Some((slot, *since)),
             _ => None,
         })
     }

@@ -260,7 +260,8 @@ impl World {
     /// No slot is kept with more blocks than its owner may keep.
     fn little_is_kept(&self) {
         let slots = self.schedule.slots.iter().zip(&self.schedule.owners).enumerate();
-        for (slot, (_, owner)) in slots.filter(|(_, (state, _))| matches!(state, Use::Kept(_))) {
+        for (slot, (_, owner)) in slots.filter(|(_, (state, _))| matches!(state, Use::Kept { .. }))
+        {
             let (own, most) = (self.engine.blocks(slot), owner.kept_blocks_max);
             assert!(most.is_none_or(|most| own <= most), "seed {}: {own} of {most:?}", self.seed);
         }
@@ -269,21 +270,20 @@ impl World {
     /// No slot is kept that could only be found if another one were not.
     fn nothing_is_kept_twice(&self) {
         let Schedule { slots, owners, .. } = &self.schedule;
-        let since = |slot: usize| match slots[slot] {
-            Use::Kept(since) => Some((slot, since)),
+        let of_kept = |slot: usize| match slots[slot] {
+            Use::Kept { since, is_whole } => Some((slot, since, is_whole)),
             _ => None,
         };
-        let kept: Vec<(usize, u64)> = (0..slots.len()).filter_map(since).collect();
-        for (part, (whole, later)) in
+        let kept: Vec<(usize, u64, bool)> = (0..slots.len()).filter_map(of_kept).collect();
+        for (part, (whole, later, _)) in
             kept.iter().flat_map(|part| kept.iter().map(move |whole| (part, *whole)))
         {
-            let (part, since) = *part;
+            let (part, since, is_whole) = *part;
             let is_owners = part != whole && owners[part].id == owners[whole].id;
             let is_found_by_name = owners[part]
                 .name
                 .is_some_and(|name| owners[whole].name != Some(name) || since > later);
             let holds = self.engine.held[whole].starts_with(&self.engine.held[part]);
-            let is_whole = !self.schedule.filling.contains(&part);
             let is_twice = is_owners && is_whole && !is_found_by_name && holds;
             assert!(!is_twice, "seed {}: {part} is kept beside {whole}", self.seed);
         }
