@@ -12,6 +12,7 @@ use smelt_store::{
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
+use crate::leftovers::left_behind;
 use crate::load;
 use crate::table::{Table, ago, bytes};
 
@@ -201,10 +202,6 @@ fn tell_what_stays(flags: &GcFlags, done: &Collection) {
             "smelt: no limit was given; --max-size or --max-age removes outputs that are not needed",
         );
     }
-}
-
-fn left_behind(error: &StoreError) {
-    tell(format_args!("smelt: a working directory stays: {error}; remove it as its owner"));
 }
 
 fn pin(root: &Path, flags: &PinFlags) -> Result<Exit, Failed> {
