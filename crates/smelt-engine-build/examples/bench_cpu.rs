@@ -15,7 +15,6 @@
 //! a warm-up that touches every weight before any clock starts.
 
 use std::error::Error;
-use std::hint::black_box;
 use std::path::Path;
 use std::time::Instant;
 
@@ -26,6 +25,7 @@ use smelt_engine_build::graph::{self, Precision};
 use smelt_engine_build::llm;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
+use smelt_model::price::bytes_a_second;
 use smelt_model::{export, synthetic};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -81,28 +81,7 @@ fn main() -> Result<()> {
 
 /// Each thread sums its part of a buffer, all at once, a few times.
 fn bandwidth(threads: usize) -> Value {
-    let buffer: Vec<u64> = (0..BUFFER_BYTES as u64 / 8).collect();
-    let part = buffer.len().div_ceil(threads.max(1));
-    let pass = |_| {
-        let begin = Instant::now();
-        std::thread::scope(|scope| {
-            for numbers in buffer.chunks(part) {
-                scope.spawn(move || black_box(sum(black_box(numbers))));
-            }
-        });
-        begin.elapsed().as_secs_f64()
-    };
-    let fastest = (0..PASSES).map(pass).fold(f64::INFINITY, f64::min);
-    json!({ "bytes_per_s": BUFFER_BYTES as f64 / fastest })
-}
-
-/// A sum in 64 lanes, so that the loads wait for memory and never for each other.
-fn sum(numbers: &[u64]) -> u64 {
-    let mut lanes = [0u64; 64];
-    for line in numbers.as_chunks::<64>().0 {
-        lanes.iter_mut().zip(line).for_each(|(lane, number)| *lane = lane.wrapping_add(*number));
-    }
-    lanes.iter().fold(0, |all, &lane| all.wrapping_add(lane))
+    json!({ "bytes_per_s": bytes_a_second(threads, BUFFER_BYTES, PASSES) })
 }
 
 /// One measured run of a decoder.

@@ -1,7 +1,12 @@
-//! Says before the work how many products calibrating and rounding a decoder take, and how many a core does.
+//! Says before the work how many products calibrating and rounding a decoder take, how many a core does, and how fast
+//! memory is read.
 //!
 //! Products in f64, as factors need them, count as five of those in f32: they go half as many at once, and
 //! wait for memory.  Measured on layers of 0.1 and 2 billion weights the counts are within a third.
+
+use std::hint::black_box;
+use std::thread;
+use std::time::Instant;
 
 use pulp::{Arch, Simd, WithSimd};
 
@@ -91,6 +96,35 @@ pub fn products_a_second() -> f64 {
     }
 }
 
+/// How many bytes this machine reads from its memory in a second, by so many threads, each its own part of a buffer of
+/// `buffer_bytes`: the fastest of some passes, since noise only slows and the first one waits for the kernel's pages.
+///
+/// Every token of an answer reads all weights once, so this is what bounds how fast a model answers.
+pub fn bytes_a_second(threads: usize, buffer_bytes: usize, passes: usize) -> f64 {
+    let buffer = vec![1u64; buffer_bytes / size_of::<u64>()];
+    let part = buffer.len().div_ceil(threads.max(1));
+    let pass = |_| {
+        let begin = Instant::now();
+        thread::scope(|scope| {
+            for numbers in buffer.chunks(part) {
+                scope.spawn(move || black_box(sum(black_box(numbers))));
+            }
+        });
+        begin.elapsed().as_secs_f64()
+    };
+    let fastest = (0..passes).map(pass).fold(f64::INFINITY, f64::min);
+    buffer_bytes as f64 / fastest
+}
+
+/// A sum in 64 lanes, so that the loads wait for memory and never for each other.
+fn sum(numbers: &[u64]) -> u64 {
+    let mut lanes = [0u64; 64];
+    for line in numbers.as_chunks::<64>().0 {
+        lanes.iter_mut().zip(line).for_each(|(lane, number)| *lane = lane.wrapping_add(*number));
+    }
+    lanes.iter().fold(0, |all, &lane| all.wrapping_add(lane))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,5 +149,12 @@ mod tests {
         assert!(rising.is_sorted_by(|a, b| a < b), "{rising:?}");
         assert_eq!(calibrating(llm, 20), 2.0 * calibrating(llm, 10));
         assert!(products_a_second() > 1e8);
+    }
+
+    #[test]
+    fn every_number_is_read() {
+        let numbers: Vec<u64> = (0..64 * 100).collect();
+        assert_eq!(sum(&numbers), numbers.iter().sum::<u64>());
+        assert!(bytes_a_second(2, 128 << 20, 3) > 1e7, "no machine of today is slower than a disk");
     }
 }

@@ -6,11 +6,14 @@ use std::thread;
 
 use smelt_doctor::Outline;
 use smelt_fit::{DeviceProfile, Rate, RateBasis};
-use smelt_model::price::products_a_second;
+use smelt_model::price::{bytes_a_second, products_a_second};
 use smelt_watch::Machine;
 
 use crate::exit::Failed;
-use crate::memory_rate;
+
+/// What is read to measure memory: beyond the caches of most machines, and no load on a small board.
+const BUFFER_BYTES: usize = 128 << 20;
+const PASSES: usize = 3;
 
 /// Whether this device's memory is measured, which takes about a tenth of a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +42,7 @@ fn this(measure: Measure) -> DeviceProfile {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let rate = |per_second, basis| Some(Rate { per_second, basis });
     let is_measured = measure == Measure::Rates;
-    let memory_rate = is_measured.then(|| memory_rate::measure(cores));
+    let memory_rate = is_measured.then(|| bytes_a_second(cores, BUFFER_BYTES, PASSES));
     DeviceProfile {
         name: Outline::of(Path::new("/")).name.unwrap_or_else(|| "this device".to_owned()),
         memory_bytes: machine.mem_total_bytes.unwrap_or_default(),

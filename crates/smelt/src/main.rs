@@ -69,8 +69,6 @@ mod ladder;
 #[cfg(feature = "build")]
 mod memo;
 #[cfg(feature = "build")]
-mod memory_rate;
-#[cfg(feature = "build")]
 mod model_facts;
 #[cfg(feature = "build")]
 mod open_checkpoint;
