@@ -19,6 +19,7 @@ use smelt_plan::{Digest, Kind, Plan};
 use smelt_store::Store;
 
 use crate::last_run::{LastRun, Took};
+use crate::notes;
 use crate::towers::Towers;
 
 /// Of stages of one kind and way so many are remembered.
@@ -44,9 +45,7 @@ struct Taken {
 
 impl Alike {
     pub(crate) fn read(store: &Store) -> Self {
-        let text = store.note(&note()).unwrap_or_default();
-        let lines = text.split(|&byte| byte == b'\n');
-        Self(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+        Self(notes::read(store, &note()))
     }
 
     /// Adds what a run has built.  A note that cannot be kept costs a forecast and nothing else.
@@ -57,8 +56,7 @@ impl Alike {
         }
         let mut all = Self::read(store);
         new.into_iter().for_each(|taken| all.add(taken));
-        let lines = all.0.iter().map(|taken| serde_json::to_vec(taken).expect("plain data"));
-        let _ = store.keep_note(&note(), &lines.collect::<Vec<_>>().join(&b'\n'));
+        notes::keep(store, &note(), &all.0);
     }
 
     /// The newest count; of one size the last is enough.

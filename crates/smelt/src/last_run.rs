@@ -17,6 +17,8 @@ use smelt_plan::plan::{From, Stage};
 use smelt_plan::{Digest, Plan, StageId};
 use smelt_store::Store;
 
+use crate::notes;
+
 /// Files of one input that are kept by name; of more only the digest of all is known.
 const FILES_MAX: usize = 256;
 
@@ -82,10 +84,9 @@ pub(crate) struct LastRun(HashMap<String, Walk>);
 impl LastRun {
     /// Reads the note of the pipeline in `file`; what is not there was never run.
     pub(crate) fn read(store: &Store, file: &Path) -> Self {
-        let text = name(file).and_then(|name| store.note(&name)).unwrap_or_default();
-        let lines = text.split(|&byte| byte == b'\n');
-        let walks = lines.filter_map(|line| serde_json::from_slice::<Walk>(line).ok());
-        Self(walks.map(|walk| (walk.stage.clone(), walk)).collect())
+        let read = |name| notes::read(store, &name);
+        let walks: Vec<Walk> = name(file).map(read).unwrap_or_default();
+        Self(walks.into_iter().map(|walk| (walk.stage.clone(), walk)).collect())
     }
 
     /// The walk of a stage.
@@ -113,13 +114,7 @@ pub(crate) fn keep(store: &Store, file: &Path, plan: &Plan, report: &RunReport) 
             walks.insert(walk.stage.clone(), walk);
         }
     }
-    let mut text = Vec::new();
-    for walk in walks.values() {
-        serde_json::to_writer(&mut text, walk).expect("strings and numbers are JSON");
-        text.push(b'\n');
-    }
-    // A full disk, say; the run itself has ended well or has said why not.
-    let _ = store.keep_note(&name, &text);
+    notes::keep(store, &name, walks.values());
 }
 
 /// What building a stage took, if this run has built it.

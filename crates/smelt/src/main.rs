@@ -32,6 +32,7 @@ mod live;
 mod load;
 mod loading;
 mod model_name;
+mod notes;
 mod paint;
 mod phases;
 mod pins;

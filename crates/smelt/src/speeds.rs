@@ -16,6 +16,7 @@ use smelt_store::{Store, Wait};
 
 use crate::device::BACKENDS;
 use crate::load;
+use crate::notes;
 
 /// So many answers are remembered.
 const ANSWERS_MAX: usize = 64;
@@ -27,7 +28,7 @@ const TIME_MIN: Duration = Duration::from_millis(50);
 
 /// What was measured so far, the newest last; nothing where there is no store.
 pub(crate) fn read() -> Vec<MeasuredAnswer> {
-    load::store_to_read().map(|store| of_store(&store)).unwrap_or_default()
+    load::store_to_read().map(|store| notes::read(&store, &note())).unwrap_or_default()
 }
 
 /// Remembers an answer of the deployment in `dir`.  What cannot be kept costs an estimate and nothing else.
@@ -37,17 +38,10 @@ pub(crate) fn keep(dir: &Path, answer: &Answer) {
     let Ok(root) = load::root() else { return };
     let store = root.join("FORMAT").exists().then(|| Store::open(&root, Wait::No));
     let Some(Ok(store)) = store else { return };
-    let mut all = of_store(&store);
+    let mut all: Vec<MeasuredAnswer> = notes::read(&store, &note());
     all.push(measured);
     let first = all.len().saturating_sub(ANSWERS_MAX);
-    let lines = all[first..].iter().filter_map(|one| serde_json::to_vec(one).ok());
-    let _ = store.keep_note(&note(), &lines.collect::<Vec<_>>().join(&b'\n'));
-}
-
-fn of_store(store: &Store) -> Vec<MeasuredAnswer> {
-    let text = store.note(&note()).unwrap_or_default();
-    let lines = text.split(|&byte| byte == b'\n');
-    lines.filter_map(|line| serde_json::from_slice(line).ok()).collect()
+    notes::keep(&store, &note(), &all[first..]);
 }
 
 fn note() -> Digest {
