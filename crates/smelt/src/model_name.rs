@@ -281,7 +281,8 @@ fn is_path(text: &str) -> bool {
     text.starts_with(['/', '.', '~']) || is_gguf(Path::new(text)) && !text.contains(':')
 }
 
-fn is_gguf(path: &Path) -> bool {
+/// Whether a file is a model by itself, by its name.
+pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == "gguf")
 }
 

@@ -18,7 +18,7 @@ use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::load::{self, Access, Loaded};
-use crate::model_name::{ModelName, ModelSource, Place, Present};
+use crate::model_name::{ModelName, ModelSource, Place, Present, is_gguf};
 use crate::pins;
 
 /// The model that smelt carries is built wherever it is asked for.
@@ -141,10 +141,6 @@ fn meant(target: &Path) -> Result<Meant, Failed> {
 fn is_nothing(source: &ModelSource) -> bool {
     let ModelSource::Path(path) = source else { return false };
     !pins::may_be_checkpoint(path).unwrap_or(false)
-}
-
-fn is_gguf(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| ending == "gguf")
 }
 
 /// That nothing is built of a model, and how to change that.
@@ -299,16 +295,8 @@ impl Asked {
 
     /// The names of `stage` and of all it needs.
     fn made_by(&self, stage: StageId) -> Vec<String> {
-        let (mut seen, mut open) = (vec![stage], vec![stage]);
-        while let Some(stage) = open.pop() {
-            for need in self.loaded.plan.stage(stage).needs() {
-                if !seen.contains(&need) {
-                    seen.push(need);
-                    open.push(need);
-                }
-            }
-        }
-        seen.into_iter().map(|stage| self.name(stage)).collect()
+        let needed = self.loaded.plan.closure(&[stage]);
+        needed.into_iter().map(|stage| self.name(stage)).collect()
     }
 
     fn output(&self, stage: StageId) -> Result<PathBuf, Failed> {
