@@ -57,9 +57,8 @@ pub(crate) fn all() -> Result<Vec<Built>, Failed> {
     inventory.outputs.sort_by_key(|output| std::cmp::Reverse((output.used_ns, output.tree)));
     let of = |output: &OutputItem| {
         let dir = root.join("out").join(output.tree.to_string());
-        let spec =
-            load::read_within(&dir.join(DEPLOYMENT_FILE), "the deployment", SPEC_BYTES_MAX).ok()?;
-        Some(Built::of(output, &inventory, dir, &serde_json::from_str(&spec).ok()?))
+        let spec = spec(&dir)?;
+        Some(Built::of(output, &inventory, dir, &spec))
     };
     Ok(inventory.outputs.iter().filter_map(of).collect())
 }
@@ -140,9 +139,14 @@ impl Built {
 
 /// What the deployment in `dir` does, where its file tells.
 pub(crate) fn does(dir: &Path) -> Option<&'static str> {
+    Some(kind(&spec(dir)?)).filter(|does| *does != UNKNOWN)
+}
+
+/// The deployment's own file, where `dir` has one that can be read.
+fn spec(dir: &Path) -> Option<Value> {
     let path = dir.join(DEPLOYMENT_FILE);
-    let spec = load::read_within(&path, "the deployment", SPEC_BYTES_MAX).ok()?;
-    Some(kind(&serde_json::from_str(&spec).ok()?)).filter(|does| *does != UNKNOWN)
+    let text = load::read_within(&path, "the deployment", SPEC_BYTES_MAX).ok()?;
+    serde_json::from_str(&text).ok()
 }
 
 /// The command that asks a deployment that does this.
@@ -213,13 +217,18 @@ pub(crate) fn only<'a>(meant: &[&'a Built], text: &str) -> Result<Option<&'a Bui
     )))
 }
 
+/// The deployments that were built of a pipeline's file.
+pub(crate) fn of_file<'a>(all: &'a [Built], file: &Path) -> Vec<&'a Built> {
+    let absolute = |file: &Path| std::path::absolute(file).ok();
+    let Some(file) = absolute(file) else { return Vec::new() };
+    let is_own = |built: &&Built| built.file.as_deref().and_then(absolute).as_ref() == Some(&file);
+    all.iter().filter(is_own).collect()
+}
+
 /// What there is instead of a deployment that is not there, and how to ask it; of the same pipeline's
 /// file, if there is any.  Empty where there is nothing.
 pub(crate) fn instead(all: &[Built], file: &Path) -> String {
-    let file = std::path::absolute(file).ok();
-    let is_own =
-        |built: &&Built| built.file.as_ref().and_then(|own| std::path::absolute(own).ok()) == file;
-    let own: Vec<&Built> = all.iter().filter(is_own).collect();
+    let own = of_file(all, file);
     let shown = if own.is_empty() { all.iter().collect() } else { own };
     let name = |built: &&Built| {
         let how = built.settings();

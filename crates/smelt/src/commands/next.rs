@@ -57,7 +57,8 @@ impl Here {
             return Self { store, pipelines, unbuilt, ..nothing };
         }
         let all = built::all().unwrap_or_default();
-        let unbuilt = unbuilt.into_iter().filter(|file| !is_built(&all, file)).collect();
+        let unbuilt =
+            unbuilt.into_iter().filter(|file| built::of_file(&all, file).is_empty()).collect();
         let name = |built: &Built| (built.name(&all), built.kind.to_owned());
         let built = all.iter().map(name).collect();
         let left = History::open().map(|history| unfinished::all(&history).open);
@@ -65,13 +66,6 @@ impl Here {
         let unfinished = left.map(|(_, _, open)| open.pipeline).collect();
         Self { store, pipelines, unbuilt, built, unfinished, ..nothing }
     }
-}
-
-/// Whether a deployment was built of a pipeline's file.
-fn is_built(all: &[Built], file: &Path) -> bool {
-    let file = std::path::absolute(file).ok();
-    let own = |built: &Built| std::path::absolute(built.file.as_ref()?).ok();
-    file.is_some() && all.iter().any(|built| own(built) == file)
 }
 
 /// The pipeline files in a folder, by name: those that fetch nothing from a hub first.
@@ -259,7 +253,8 @@ mod tests {
             file: Some(std::path::absolute("p.toml").unwrap()),
             ..built::of_model("m", smelt_plan::Digest::of(b"m"))
         };
-        assert!(is_built(&[of_p], Path::new("p.toml")) && !is_built(&[], Path::new("p.toml")));
+        let is_built = |all: &[Built]| !built::of_file(all, Path::new("p.toml")).is_empty();
+        assert!(is_built(&[of_p]) && !is_built(&[]));
     }
 
     #[test]
