@@ -4,10 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use nix::sys::statvfs::statvfs;
 use smelt_fit::{FitLine, Wanted, table};
 use smelt_plan::pipeline::{Overrides, StageSpec};
 use smelt_plan::{Kind, Pipeline};
+use smelt_watch::disks::Room;
 
 use super::fit::{self, Weighed};
 use super::init;
@@ -28,24 +28,26 @@ use crate::table::{bytes, seconds};
 /// What is to be built, and what is known of it before.
 struct Prepared {
     file: PathBuf,
+    pipeline: Pipeline,
     /// The settings and what they take, where headers tell.
     line: Option<FitLine>,
     why: String,
 }
 
 pub(crate) fn run(flags: &BuildFlags) -> Result<Exit, Failed> {
-    let (prepared, pipeline) = prepare(&flags.model, &flags.overrule, flags.out.as_deref())?;
-    let run_flags = RunFlags { json: flags.json, ..RunFlags::of(prepared.file.clone()) };
+    let Prepared { file, pipeline, .. } =
+        prepare(&flags.model, &flags.overrule, flags.out.as_deref())?;
+    let run_flags = RunFlags { json: flags.json, ..RunFlags::of(file.clone()) };
     let exit = run::run_as(&run_flags, Start::ByName)?;
     if exit == Exit::Ok {
-        next(&prepared.file, &pipeline).iter().for_each(tell);
+        next(&file, &pipeline).iter().for_each(tell);
     }
     Ok(exit)
 }
 
 /// Builds a model on the way to its answer, all of its pipeline or what can be asked of it: the pipeline's file.
 pub(super) fn on_the_way(model: &str, extent: Extent) -> Result<PathBuf, Failed> {
-    let (Prepared { file, .. }, pipeline) = prepare(model, &OverruleFlags::default(), None)?;
+    let Prepared { file, pipeline, .. } = prepare(model, &OverruleFlags::default(), None)?;
     let only = match extent {
         Extent::All => Vec::new(),
         Extent::Deployments => deployments(&pipeline),
@@ -66,20 +68,15 @@ fn deployments(pipeline: &Pipeline) -> Vec<String> {
 }
 
 /// Writes or finds the pipeline of a model, and tells what it takes.
-fn prepare(
-    model: &str,
-    overrule: &OverruleFlags,
-    out: Option<&Path>,
-) -> Result<(Prepared, Pipeline), Failed> {
+fn prepare(model: &str, overrule: &OverruleFlags, out: Option<&Path>) -> Result<Prepared, Failed> {
     let source = fit::source(model)?;
     let file = init::file_of(&source, out);
     let prepared = match file.exists() {
         true => again(source, overrule, file)?,
         false => anew(source, overrule, file)?,
     };
-    let pipeline = prepared.pipeline()?;
-    prepared.words(&pipeline).iter().for_each(tell);
-    Ok((prepared, pipeline))
+    prepared.words().iter().for_each(tell);
+    Ok(prepared)
 }
 
 /// Writes the pipeline.
@@ -92,7 +89,7 @@ fn anew(source: ModelSource, overrule: &OverruleFlags, file: PathBuf) -> Result<
     };
     let tight = line.as_ref().and_then(|line| tight(line.disk_bytes, free_bytes()?));
     tight.iter().for_each(warn);
-    Ok(Prepared { file, line, why })
+    Ok(Prepared { pipeline: parse(&text, &file)?, file, line, why })
 }
 
 /// That a disk with so much room may not hold what a build takes, if so: some of it may be there already.
@@ -109,8 +106,8 @@ fn tight(needed_bytes: u64, free_bytes: u64) -> Option<String> {
 /// The room on the disk where the store lies or will lie.
 fn free_bytes() -> Option<u64> {
     let root = std::path::absolute(load::root().ok()?).ok()?;
-    let disk = statvfs(root.ancestors().find(|place| place.exists())?).ok()?;
-    disk.blocks_available().checked_mul(disk.fragment_size())
+    let room = Room::read(root.ancestors().find(|place| place.exists())?)?;
+    Some(room.free_bytes)
 }
 
 /// Takes the pipeline that was written before, if it is one of that model, written with the same words.
@@ -131,20 +128,20 @@ fn again(source: ModelSource, overrule: &OverruleFlags, file: PathBuf) -> Result
             "{shown} was written with {with}; edit it, or remove it and build again, or name another file by --out FILE"
         )));
     }
+    let pipeline = parse(&text, &file)?;
     // What it takes is told where its headers are at hand; the run itself says why they are not.
-    let line = line_of(&source, &text, &file);
-    Ok(Prepared { line, why: "its pipeline was written before".to_owned(), file })
+    let line = line_of(&source, &pipeline);
+    Ok(Prepared { file, pipeline, line, why: "its pipeline was written before".to_owned() })
 }
 
 /// What the settings that a pipeline names take on this device.
-fn line_of(source: &ModelSource, text: &str, file: &Path) -> Option<FitLine> {
-    let pipeline = parse(text, file).ok()?;
+fn line_of(source: &ModelSource, pipeline: &Pipeline) -> Option<FitLine> {
     let headers = Headers::of(source).ok()?;
-    let scheme = said(&pipeline, Kind::Quantize, "scheme");
+    let scheme = said(pipeline, Kind::Quantize, "scheme");
     let scheme = scheme.or_else(|| (!headers.checkpoint.is_packed()).then(|| "none".to_owned()));
     let wants = scheme.as_deref().and_then(smelt_model::quantize::Scheme::parse);
     let facts = headers.facts(&source.word(), wants).ok()?;
-    let number = |name| said(&pipeline, Kind::Deployment, name)?.parse().ok();
+    let number = |name| said(pipeline, Kind::Deployment, name)?.parse().ok();
     let is_encoder = matches!(shape(&headers.checkpoint), Shape::Embeds | Shape::Scores);
     let wanted = Wanted {
         scheme: scheme.filter(|_| !is_encoder),
@@ -168,14 +165,10 @@ fn parse(text: &str, file: &Path) -> Result<Pipeline, Failed> {
 }
 
 impl Prepared {
-    fn pipeline(&self) -> Result<Pipeline, Failed> {
-        parse(&load::read(&self.file)?, &self.file)
-    }
-
     /// Five lines: what was chosen, what it will hold, what it leaves, what pictures cost, how long it took.
-    fn words(&self, pipeline: &Pipeline) -> Vec<String> {
+    fn words(&self) -> Vec<String> {
         let file = self.file.display();
-        let took = self.took(pipeline);
+        let took = self.took();
         let Some(line) = &self.line else {
             return vec![
                 format!("{file}: {}", self.why),
@@ -204,13 +197,13 @@ impl Prepared {
     }
 
     /// How long the stages took that this pipeline built last.
-    fn took(&self, pipeline: &Pipeline) -> String {
+    fn took(&self) -> String {
         let unknown = || "how long it takes is not known: it was not built here yet".to_owned();
         // A store that is not there yet, or is new, knows of no run.
         let Ok(store) = load::store_to_read() else { return unknown() };
         let last = LastRun::read(&store, &self.file);
         let of = |stage: &StageSpec| Some(last.of(stage.name.as_str())?.took?.wall_s);
-        let walls: Vec<f64> = pipeline.stages.iter().filter_map(of).collect();
+        let walls: Vec<f64> = self.pipeline.stages.iter().filter_map(of).collect();
         match walls.len() {
             0 => unknown(),
             _ => {
@@ -290,13 +283,13 @@ mod tests {
         let flags = OverruleFlags::default();
         let file = Path::new("m.toml");
         let (text, _) = init::drafted(source.clone(), &flags, Some("64GB"), file).unwrap();
-        let line = line_of(&source, &text, file).unwrap();
+        let line = line_of(&source, &parse(&text, file).unwrap()).unwrap();
         assert_eq!(
             (line.settings.scheme.as_deref(), line.settings.context),
             (Some("int8"), Some(4096))
         );
         let edited = text.replace("max_seq_len = 4096", "max_seq_len = 2048");
-        let line = line_of(&source, &edited, file).unwrap();
+        let line = line_of(&source, &parse(&edited, file).unwrap()).unwrap();
         assert_eq!(line.settings.context, Some(2048));
     }
 }
