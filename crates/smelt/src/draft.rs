@@ -8,6 +8,8 @@ use smelt_fit::FitLine;
 use smelt_model::grid::Grid;
 use smelt_model::quantize::Method;
 
+use crate::table::bytes;
+
 /// How a pipeline that was written by `smelt init` remembers the command that writes it again.
 const COMMAND: &str = "# smelt init ";
 /// Answers at once, and frames of a clip, where nobody says otherwise.
@@ -52,16 +54,21 @@ pub(crate) fn command_of(text: &str) -> Option<&str> {
     text.lines().find_map(|line| line.strip_prefix(COMMAND))
 }
 
+/// A pipeline that a person wrote, marked as what `smelt init` with `command` behind it has written.
+pub(crate) fn as_by(command: &str, text: &str) -> String {
+    format!("{COMMAND}{command}\n{text}")
+}
+
 impl Draft<'_> {
     /// The pipeline's text.
     pub(crate) fn text(&self) -> String {
         let stages = match &self.shape {
             Shape::Sees(grids) => {
                 let mut stages = self.vision(grids.as_deref());
-                stages.extend(self.decoder(true));
+                stages.extend(self.decoder());
                 stages
             }
-            Shape::Speaks => self.decoder(false),
+            Shape::Speaks => self.decoder(),
             Shape::Embeds => self.encoder("encoder"),
             Shape::Scores => self.encoder("classifier"),
         };
@@ -92,7 +99,7 @@ impl Draft<'_> {
     fn head(&self) -> String {
         let FitLine { engines_bytes, disk_bytes, building_bytes, serving_bytes, .. } = *self.line;
         let [engines, disk, building, serving] =
-            [engines_bytes, disk_bytes, building_bytes, serving_bytes].map(mib);
+            [engines_bytes, disk_bytes, building_bytes, serving_bytes].map(bytes);
         let mut text = format!(
             "# {}, written by the command below; it is yours to edit, and is never overwritten.\n{COMMAND}{}\n#\n# Why so: {}.\n# Disk: {engines} of engines, {disk} with what they are made of.  Memory: {building} while it is built, {serving} while it\n# answers in a full context.\n",
             self.name, self.command, self.why
@@ -154,8 +161,8 @@ impl Draft<'_> {
 
     /// The decoder: rounded where it is, its engine, the deployment behind the comparison of weights, and what the
     /// reference says.
-    fn decoder(&self, sees: bool) -> Vec<String> {
-        let vision = if sees { "vision = \"vision-engine\"\n" } else { "" };
+    fn decoder(&self) -> Vec<String> {
+        let vision = if self.sees() { "vision = \"vision-engine\"\n" } else { "" };
         let rounded = if self.rounds() { "llm-quant" } else { "checkpoint" };
         let weights = if self.rounds() { "weights = \"llm-quant\"\n" } else { "" };
         let engine = gib(self.line.engines_bytes);
@@ -163,7 +170,7 @@ impl Draft<'_> {
         if self.is_calibrated() {
             stages.push(format!(
                 "# What the decoder's layers are fed: texts{} that smelt carries.\n[stage.calibration]\nkind = \"calibrate\"\ncheckpoint = \"checkpoint\"\n{vision}limits = {{ memory = \"1GiB\", timeout = \"8h\" }}\n",
-                if sees { " and pictures" } else { "" }
+                if self.sees() { " and pictures" } else { "" }
             ));
         }
         if self.rounds() {
@@ -178,7 +185,7 @@ impl Draft<'_> {
         stages.push(format!(
             "# Every weight.\n[stage.weights]\nkind = \"verify\"\n{engines}weights-only = true\nlimits = {{ memory = \"1GiB\", timeout = \"8h\" }}\n"
         ));
-        stages.push(self.deployment(sees, vision, engine));
+        stages.push(self.deployment(vision, engine));
         stages.push(format!(
             "# What it computes is held against the reference behind the deployment, which may be asked meanwhile.\n[stage.verify]\nkind = \"verify\"\n{engines}compared = \"weights\"\nlimits = {{ memory = \"{}GiB\", timeout = \"8h\" }}\n",
             (engine + SPARE_GIB).max(4)
@@ -198,12 +205,12 @@ impl Draft<'_> {
         )
     }
 
-    fn deployment(&self, sees: bool, vision: &str, engine: u64) -> String {
+    fn deployment(&self, vision: &str, engine: u64) -> String {
         let mut text = format!(
             "[stage.deployment]\nkind = \"deployment\"\nmodel = {}\ncheckpoint = \"checkpoint\"\n{vision}llm = \"llm-engine\"\nverified = \"weights\"\nmax-seq-len = \"${{max_seq_len}}\"\nslots = \"${{slots}}\"\n",
             quoted(&self.model)
         );
-        if sees {
+        if self.sees() {
             text.push_str("frames = \"${frames}\"\n");
         }
         if self.tiles().is_some() {
@@ -249,10 +256,6 @@ fn quoted(text: &str) -> String {
 /// Whole GiB that hold so many bytes.
 fn gib(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 30)
-}
-
-fn mib(bytes: u64) -> String {
-    crate::table::bytes(bytes)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::fit::{self, Weighed};
 use crate::console::{answer, tell};
 use crate::device_profile::{self, Measure};
-use crate::draft::Draft;
+use crate::draft::{self, Draft};
 use crate::exit::{Exit, Failed};
 use crate::flags::{InitFlags, OverruleFlags};
 use crate::model_facts;
@@ -105,7 +105,7 @@ fn packaged(choice: ShippedChoice, overrule: &OverruleFlags) -> Result<String, F
     }
     let pipeline = choice.pipeline.or(choice.model.pipelines.first().copied());
     let text = pipeline.map(|pipeline| pipeline.text).unwrap_or_default();
-    Ok(format!("# smelt init {}\n{text}", choice.model.name))
+    Ok(draft::as_by(choice.model.name, text))
 }
 
 /// Why nothing is written for a device, in one line with what would do.
