@@ -128,7 +128,7 @@ impl Bench {
 }
 
 /// The command as it is released.
-fn build() -> Result<PathBuf> {
+pub(crate) fn build() -> Result<PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--release", "--quiet", "--package", "smelt", "--locked"]);
     let status = cargo.current_dir(root()).status().context("cannot start cargo")?;

@@ -5,14 +5,14 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::measure;
-use crate::{root, target};
+use crate::{root, scale, target};
 
 /// Models of all families, small ones first.
 const MODELS: [&str; 12] = [
@@ -61,7 +61,7 @@ impl Figure {
 /// `cargo xtask fit [--only TEXT]… [--smoke]`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let only = only(arguments)?;
-    let smelt = build()?;
+    let smelt = scale::build()?;
     let is_asked = |name: &&str| only.is_empty() || only.iter().any(|text| name.contains(text));
     println!("{:20} {:22} {:>10} {:>10} {:>7}", "model", "", "said", "found", "off");
     let mut missed = Vec::new();
@@ -92,15 +92,6 @@ fn only<'a>(arguments: &[&'a str]) -> Result<Vec<&'a str>> {
         }
     }
     Ok(only)
-}
-
-fn build() -> Result<PathBuf> {
-    let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet", "--release", "--locked", "--bin", "smelt"])
-        .current_dir(root())
-        .status()?;
-    ensure!(status.success(), "smelt does not build");
-    Ok(target().join("release/smelt"))
 }
 
 fn of_model(smelt: &Path, name: &str) -> Result<Vec<Figure>> {
