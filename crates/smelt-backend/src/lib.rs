@@ -6,6 +6,7 @@
 //! plain data, and where libraries are that back ends load ([`installed`]).  Knows no back end, no request and no file but
 //! the heading of `engine.json`.
 
+mod check;
 mod decoder;
 mod device;
 mod graph;
@@ -25,6 +26,7 @@ pub mod conformance;
 #[cfg(feature = "conformance")]
 pub mod simulated;
 
+pub use check::check_position_ids;
 pub use decoder::{
     Adapter, Answer, Decoder, DecoderFacts, ImageEmbeds, Limits, LogitRows, MAX_SEQ_LEN_MAX,
     MAX_SLOTS_MAX, RunError, Scores, SlotInput, Want,

@@ -289,34 +289,11 @@ impl SimulatedDecoder {
         self.behaviour.memory_bytes.unwrap_or((self.full_blocks() * BLOCK_BYTES) as u64)
     }
 
-    fn check_slot(&self, slot: usize) -> Result<(), RunError> {
-        let max_slots = self.slots.len();
-        if slot < max_slots { Ok(()) } else { Err(RunError::UnknownSlot { slot, max_slots }) }
-    }
-
     fn check(&self, run: &SlotInput<'_>) -> Result<(), RunError> {
-        self.check_slot(run.slot)?;
-        let (held, more, max_seq_len) =
-            (self.held(run.slot), run.tokens.len(), self.facts.limits.max_seq_len);
-        if more == 0 {
-            return Err(RunError::EmptyPrompt);
-        }
-        if run.adapter.is_some() {
-            return Err(RunError::Unsupported { what: "compute with adapters" });
-        }
-        let scored = run.want.scores.map_or(0, |scores| scores.next.len());
-        let wanted = run.want.draws.len().max(scored);
-        if wanted > more {
-            return Err(RunError::TooManyRows { wanted, tokens: more });
-        }
-        if more > max_seq_len - held {
-            return Err(RunError::TooLong { slot: run.slot, held, more, max_seq_len });
-        }
-        let vocab = self.facts.vocab;
-        match run.tokens.iter().find(|token| **token as usize >= vocab) {
-            Some(&token) => Err(RunError::UnknownToken { token, vocab }),
-            None => Ok(()),
-        }
+        self.facts.check_slot(run.slot)?;
+        run.check_alone()?;
+        self.facts.check_room(run.slot, self.held(run.slot), run.tokens.len())?;
+        self.facts.check_tokens(run.tokens)
     }
 
     /// Blocks that appending so many tokens to a slot takes, those included that have to be copied.
@@ -447,12 +424,7 @@ impl Decoder for SimulatedDecoder {
         if self.is_submitted {
             return Err(RunError::OutOfTurn);
         }
-        for (index, run) in runs.iter().enumerate() {
-            if runs[..index].iter().any(|other| other.slot == run.slot) {
-                return Err(RunError::SlotTwice { slot: run.slot });
-            }
-            self.check(run)?;
-        }
+        SlotInput::check_all(runs, |run| self.check(run))?;
         let jobs = runs.iter().map(job).collect::<Result<Vec<_>, _>>()?;
         let more: usize = runs.iter().map(|run| self.need(run.slot, run.tokens.len())).sum();
         let KvUsage { blocks_held: held, blocks_total: total, .. } = self.kv_usage();
@@ -493,15 +465,7 @@ impl Decoder for SimulatedDecoder {
     }
 
     fn fork(&mut self, from: usize, to: usize, len: usize) -> Result<(), RunError> {
-        self.check_slot(from)?;
-        self.check_slot(to)?;
-        let held = self.held(from);
-        if len > held {
-            return Err(RunError::NotHeld { slot: from, held, len });
-        }
-        if from == to {
-            return Err(RunError::SlotTwice { slot: from });
-        }
+        self.facts.check_fork(from, to, self.held(from), len)?;
         self.slots[to] = (len, self.slots[from].1[..len.div_ceil(BLOCK_TOKENS)].to_vec());
         self.tell(DeviceCommand::Fork { from, to, len });
         Ok(())
@@ -521,7 +485,7 @@ impl Decoder for SimulatedDecoder {
     }
 
     fn put_block(&mut self, slot: usize, block: &KvBlock<'_>) -> Result<(), RunError> {
-        self.check_slot(slot)?;
+        self.facts.check_slot(slot)?;
         let (held, tokens, bytes) = (self.held(slot), block.ends.len(), block.bytes.len());
         let expected = (held as u32 + 1..).take(tokens);
         if !held.is_multiple_of(BLOCK_TOKENS)
@@ -531,10 +495,7 @@ impl Decoder for SimulatedDecoder {
         {
             return Err(RunError::NoBlock { slot, tokens, bytes });
         }
-        let max_seq_len = self.facts.limits.max_seq_len;
-        if tokens > max_seq_len - held {
-            return Err(RunError::TooLong { slot, held, more: tokens, max_seq_len });
-        }
+        self.facts.check_room(slot, held, tokens)?;
         let KvUsage { blocks_held, blocks_total: total, .. } = self.kv_usage();
         if blocks_held == total {
             return Err(RunError::KvFull { more: 1, held: blocks_held, total });

@@ -118,9 +118,14 @@ impl Features {
         Ok(HostFeatures { embeds: floats(&self.embeds)?, deepstack })
     }
 
+    /// All of them: what stands in the places of the tokens, then what is added behind layers.
+    pub fn values(&self) -> impl Iterator<Item = &Value> {
+        [&self.embeds].into_iter().chain(&self.deepstack)
+    }
+
     /// Bytes of all of them, wherever they lie.
     pub fn bytes(&self) -> usize {
-        self.embeds.bytes() + self.deepstack.iter().map(Value::bytes).sum::<usize>()
+        self.values().map(Value::bytes).sum()
     }
 }
 

@@ -27,8 +27,7 @@ pub(super) fn bytes(runs: &[SlotInput<'_>], pass: &PassPlan) -> Result<Vec<u8>, 
 /// The features that a piece is of: those that stand in its places, then those that are added behind layers.
 fn values<'a>(runs: &'a [SlotInput<'a>], piece: &ImagePiece) -> Vec<&'a Value> {
     let span = runs[piece.run].image.and_then(|image| image.features.get(piece.span));
-    let all = span.map(|span| [&span.features.embeds].into_iter().chain(&span.features.deepstack));
-    all.into_iter().flatten().collect()
+    span.into_iter().flat_map(|span| span.features.values()).collect()
 }
 
 /// Appends the rows of a piece.

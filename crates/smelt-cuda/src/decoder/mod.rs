@@ -31,8 +31,8 @@ use std::sync::Arc;
 
 use smelt_backend::sampling::Chooser;
 use smelt_backend::{
-    Answer, Decoder, DecoderFacts, KvBlock, KvOptions, KvType, KvUsage, Limits, MAX_SEQ_LEN_MAX,
-    MemoryPlace, MemoryReport, OpenError, RunError, SlotInput,
+    Answer, Decoder, DecoderFacts, KvBlock, KvOptions, KvType, KvUsage, Limits, MemoryPlace,
+    MemoryReport, OpenError, RunError, SlotInput,
 };
 
 use crate::CardFacts;
@@ -324,15 +324,7 @@ impl Decoder for CudaDecoder {
     }
 
     fn fork(&mut self, from: usize, to: usize, len: usize) -> Result<(), RunError> {
-        self.checker().check_slot(from)?;
-        self.checker().check_slot(to)?;
-        let held = self.pages.len(from);
-        if len > held {
-            return Err(RunError::NotHeld { slot: from, held, len });
-        }
-        if from == to {
-            return Err(RunError::SlotTwice { slot: from });
-        }
+        self.facts.check_fork(from, to, self.held(from), len)?;
         self.pages.fork(from, to, len);
         self.trim();
         Ok(())
@@ -351,9 +343,10 @@ impl Decoder for CudaDecoder {
 
     fn put_block(&mut self, slot: usize, block: &KvBlock<'_>) -> Result<(), RunError> {
         self.check_alive()?;
-        self.checker().check_slot(slot)?;
-        self.check_block(slot, block)?;
-        self.checker().check_room(slot, block.ends.len())?;
+        self.facts.check_slot(slot)?;
+        let (held, next) = (self.pages.len(slot), self.pages.next_place(slot));
+        self.kv_usage().check_block(slot, held, next, block)?;
+        self.facts.check_room(slot, held, block.ends.len())?;
         let taken = self.pages.take(&[(slot, block.ends.len())])?;
         match self.write_block(slot, block) {
             Ok(()) => {
@@ -370,19 +363,6 @@ impl Decoder for CudaDecoder {
 }
 
 impl CudaDecoder {
-    /// Whether a block can go behind what `slot` holds.
-    fn check_block(&self, slot: usize, block: &KvBlock<'_>) -> Result<(), RunError> {
-        let (tokens, bytes) = (block.ends.len(), block.bytes.len());
-        let rises =
-            block.ends.is_sorted() && block.ends.first() >= Some(&self.pages.next_place(slot));
-        let is_near = block.ends.last().is_some_and(|end| *end as usize <= MAX_SEQ_LEN_MAX);
-        let is_whole = self.pages.len(slot).is_multiple_of(PAGE_TOKENS) && tokens <= PAGE_TOKENS;
-        if rises && is_near && is_whole && bytes as u64 == self.pool.page_bytes() {
-            return Ok(());
-        }
-        Err(RunError::NoBlock { slot, tokens, bytes })
-    }
-
     /// Writes a block into the last page of `slot`, which was taken for it.
     fn write_block(&mut self, slot: usize, block: &KvBlock<'_>) -> Result<(), DriverError> {
         self.pool.back(self.pages.end())?;

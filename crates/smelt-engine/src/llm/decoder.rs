@@ -94,12 +94,7 @@ fn is_single(engine: &LlmEngine, run: &SlotInput<'_>) -> bool {
 impl LlmEngine {
     /// Does all runs, or none.
     fn answer_all(&mut self, runs: &[SlotInput<'_>]) -> Result<Vec<Answer>, RunError> {
-        for (index, run) in runs.iter().enumerate() {
-            if runs[..index].iter().any(|other| other.slot == run.slot) {
-                return Err(RunError::SlotTwice { slot: run.slot });
-            }
-            self.check_run(run)?;
-        }
+        SlotInput::check_all(runs, |run| self.check_run(run))?;
         let room: Vec<(usize, usize)> =
             runs.iter().map(|run| (run.slot, run.tokens.len())).collect();
         self.cache.reserve(&room)?;
@@ -115,18 +110,7 @@ impl LlmEngine {
 
     /// Whether a run can be done as far as that is known without doing it.
     fn check_run(&self, run: &SlotInput<'_>) -> Result<(), RunError> {
-        let tokens = run.tokens.len();
-        if tokens == 0 {
-            return Err(RunError::EmptyPrompt);
-        }
-        if run.adapter.is_some() {
-            return Err(RunError::Unsupported { what: "compute with adapters" });
-        }
-        let scored = run.want.scores.map_or(0, |scores| scores.next.len());
-        let wanted = run.want.draws.len().max(scored);
-        if wanted > tokens {
-            return Err(RunError::TooManyRows { wanted, tokens });
-        }
+        run.check_alone()?;
         self.check(run.slot, run.tokens)
     }
 
@@ -193,14 +177,9 @@ impl LlmEngine {
         let (hidden, layers) = (self.hidden(), self.deepstack());
         let mut all = HostFeatures { embeds: Vec::new(), deepstack: vec![Vec::new(); layers] };
         for FeatureSpan { features, tokens } in spans {
-            let values = || [&features.embeds].into_iter().chain(&features.deepstack);
-            let found: Vec<usize> =
-                values().map(|value| value.shape().last().copied().unwrap_or(0)).collect();
-            if found.len() != layers + 1 || found.iter().any(|width| *width != hidden) {
-                return Err(RunError::FeatureCount { layers, numbers: hidden, found });
-            }
+            self.facts.check_features(features)?;
             let outs = [&mut all.embeds].into_iter().chain(&mut all.deepstack);
-            for (out, value) in outs.zip(values()) {
+            for (out, value) in outs.zip(features.values()) {
                 let host = value.to_host().map_err(|error| RunError::Device(error.to_string()))?;
                 let no_floats = || RunError::Device("features are no floats".to_owned());
                 let numbers = host.floats().ok_or_else(no_floats)?;

@@ -15,6 +15,7 @@ mod kv;
 mod linear;
 mod weights;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use smelt_backend::position_ids;
 use smelt_backend::position_ids::PositionId;
 use smelt_backend::sampling::Chooser;
-use smelt_backend::{Answer, DecoderFacts};
+use smelt_backend::{Answer, DecoderFacts, KvBlock, check_position_ids};
 pub use smelt_backend::{
     KvOptions, KvType, KvUsage, Limits, MAX_SEQ_LEN_MAX, MAX_SLOTS_MAX, RunError,
 };
@@ -378,7 +379,7 @@ impl LlmEngine {
 
     /// Tokens that a slot holds; 0 for slots that do not exist.
     pub fn held(&self, slot: usize) -> usize {
-        self.check_slot(slot).map_or(0, |()| self.cache.len(slot))
+        self.facts.check_slot(slot).map_or(0, |()| self.cache.len(slot))
     }
 
     /// What keys and values take at the moment.
@@ -516,15 +517,7 @@ impl LlmEngine {
     /// # Errors
     /// When a slot does not exist, both are one, or `from` holds fewer; then nothing is changed.
     pub fn fork(&mut self, from: usize, to: usize, len: usize) -> Result<(), RunError> {
-        self.check_slot(from)?;
-        self.check_slot(to)?;
-        let held = self.cache.len(from);
-        if len > held {
-            return Err(RunError::NotHeld { slot: from, held, len });
-        }
-        if from == to {
-            return Err(RunError::SlotTwice { slot: from });
-        }
+        self.facts.check_fork(from, to, self.held(from), len)?;
         self.cache.fork(from, to, len);
         Ok(())
     }
@@ -532,7 +525,7 @@ impl LlmEngine {
     /// Keys and values of the 64 tokens, or the rest, of `slot` from the `index`-th whole block on: where each token
     /// ends, and bytes that mean something to this engine alone.
     pub fn block(&self, slot: usize, index: usize) -> Option<(&[u32], &[u8])> {
-        self.check_slot(slot).ok()?;
+        self.facts.check_slot(slot).ok()?;
         self.cache.block(slot, index)
     }
 
@@ -542,19 +535,11 @@ impl LlmEngine {
     /// # Errors
     /// [`RunError`], and then the slot is unchanged.
     pub fn put_block(&mut self, slot: usize, ends: &[u32], bytes: &[u8]) -> Result<(), RunError> {
-        self.check_slot(slot)?;
-        let KvUsage { block_tokens, block_bytes, .. } = self.kv_usage();
-        let (held, more, max_seq_len) =
-            (self.cache.len(slot), ends.len(), self.limits().max_seq_len);
-        let rises = ends.is_sorted() && ends.first() >= Some(&self.cache.next_place(slot));
-        let is_near = ends.last().is_some_and(|end| *end as usize <= MAX_SEQ_LEN_MAX);
-        let is_block = held.is_multiple_of(block_tokens) && more <= block_tokens;
-        if !(rises && is_near && is_block && bytes.len() == block_bytes) {
-            return Err(RunError::NoBlock { slot, tokens: more, bytes: bytes.len() });
-        }
-        if more > max_seq_len.saturating_sub(held) {
-            return Err(RunError::TooLong { slot, held, more, max_seq_len });
-        }
+        self.facts.check_slot(slot)?;
+        let (held, next) = (self.cache.len(slot), self.cache.next_place(slot));
+        let block = KvBlock { ends: Cow::Borrowed(ends), bytes: Cow::Borrowed(bytes) };
+        self.kv_usage().check_block(slot, held, next, &block)?;
+        self.facts.check_room(slot, held, ends.len())?;
         self.cache.put_block(slot, ends, bytes)
     }
 
@@ -636,24 +621,11 @@ impl LlmEngine {
         self.decoder.embed(token as usize, &self.file.weights, out);
     }
 
-    fn check_slot(&self, slot: usize) -> Result<(), RunError> {
-        let max_slots = self.cache.slots();
-        if slot < max_slots { Ok(()) } else { Err(RunError::UnknownSlot { slot, max_slots }) }
-    }
-
     /// Whether `slot` can take `tokens`.
     fn check(&self, slot: usize, tokens: &[u32]) -> Result<(), RunError> {
-        self.check_slot(slot)?;
-        let (held, more, max_seq_len) =
-            (self.cache.len(slot), tokens.len(), self.limits().max_seq_len);
-        if more > max_seq_len - held {
-            return Err(RunError::TooLong { slot, held, more, max_seq_len });
-        }
-        let vocab = self.vocab();
-        match tokens.iter().find(|&&token| token as usize >= vocab) {
-            Some(&token) => Err(RunError::UnknownToken { token, vocab }),
-            None => Ok(()),
-        }
+        self.facts.check_slot(slot)?;
+        self.facts.check_room(slot, self.cache.len(slot), tokens.len())?;
+        self.facts.check_tokens(tokens)
     }
 
     fn check_image(&self, prompt: &Prompt<'_>) -> Result<(), RunError> {
@@ -670,20 +642,7 @@ impl LlmEngine {
         if self.file.engine.rope_sections.is_none() {
             return Ok(());
         }
-        let tokens = prompt.tokens.len();
-        let Some(position_ids) = prompt.position_ids else {
-            let needs = prompt.image.is_some();
-            return if needs { Err(RunError::PlaceCount { tokens, found: 0 }) } else { Ok(()) };
-        };
-        if position_ids.len() != tokens {
-            return Err(RunError::PlaceCount { tokens, found: position_ids.len() });
-        }
-        let max = MAX_SEQ_LEN_MAX;
-        let largest = position_ids.iter().map(|place| place.iter().fold(0, |most, p| most.max(*p)));
-        match largest.enumerate().find(|(_, place)| *place as usize >= max) {
-            Some((index, place)) => Err(RunError::PlaceTooFar { index, place, max }),
-            None => Ok(()),
-        }
+        check_position_ids(prompt.position_ids, prompt.tokens.len(), prompt.image.is_some())
     }
 
     fn check_features(&self, prompt: &Prompt<'_>) -> Result<(), RunError> {
