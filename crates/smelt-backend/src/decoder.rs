@@ -114,6 +114,40 @@ pub struct Want<'a> {
     pub logits: LogitRows,
 }
 
+/// What is wanted behind one token of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct RowWant<'a> {
+    /// How a token is chosen.
+    pub draw: Option<&'a Draw<'a>>,
+    /// How likely a token is found, and how many of the likeliest are told with it.
+    pub score: Option<(u32, usize)>,
+    /// Whether its logits are copied to the host.
+    pub is_shown: bool,
+}
+
+impl RowWant<'_> {
+    /// Whether its logits are needed at all.
+    pub fn is_any(&self) -> bool {
+        self.draw.is_some() || self.score.is_some() || self.is_shown
+    }
+}
+
+impl<'a> Want<'a> {
+    /// What is wanted behind token `at` of a run of so many.
+    pub fn behind(&self, at: usize, tokens: usize) -> RowWant<'a> {
+        let draw = (at + self.draws.len()).checked_sub(tokens);
+        RowWant {
+            draw: draw.and_then(|at| self.draws.get(at)),
+            score: self.scores.and_then(|scores| Some((*scores.next.get(at)?, scores.top))),
+            is_shown: match self.logits {
+                LogitRows::None => false,
+                LogitRows::Last => at + 1 == tokens,
+                LogitRows::All => true,
+            },
+        }
+    }
+}
+
 /// Tokens to append to a slot, and what is wanted behind them.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotInput<'a> {

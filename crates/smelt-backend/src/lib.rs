@@ -29,7 +29,7 @@ pub mod simulated;
 pub use check::check_position_ids;
 pub use decoder::{
     Adapter, Answer, Decoder, DecoderFacts, ImageEmbeds, Limits, LogitRows, MAX_SEQ_LEN_MAX,
-    MAX_SLOTS_MAX, RunError, Scores, SlotInput, Want,
+    MAX_SLOTS_MAX, RowWant, RunError, Scores, SlotInput, Want,
 };
 pub use device::{Device, NoEngine, choose, misfit};
 pub use graph::{

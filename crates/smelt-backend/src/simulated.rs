@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use smelt_random::Random;
 
-use crate::sampling::{Chooser, Mask, Settings, TokenCount};
+use crate::sampling::{Chooser, OwnDraw};
 use crate::{
     Answer, Decoder, DecoderFacts, DeviceValue, Graph, GraphError, GraphInput, GraphOutput,
     ImageEmbeds, KvBlock, KvOptions, KvUsage, Limits, LogitRows, MemoryPlace, MemoryReport,
@@ -81,15 +81,6 @@ fn chained(before: u64, what: &impl Hash) -> u64 {
 fn logits(state: u64, vocab: usize) -> Vec<f32> {
     let mut random = Random::new(state);
     (0..vocab).map(|_| random.below(4096) as f32 / 256.0 - 8.0).collect()
-}
-
-/// A draw that a device keeps for itself.
-#[derive(Clone, Debug)]
-struct OwnDraw {
-    settings: Settings,
-    counts: Vec<TokenCount>,
-    mask: Option<Vec<u32>>,
-    uniform: f64,
 }
 
 /// A run as the device is given it.
@@ -186,7 +177,7 @@ impl Device {
                 continue;
             }
             let logits = logits(state, self.vocab);
-            answer.chosen.extend(draw.map(|draw| draw.choose(&mut self.chooser, &logits)));
+            answer.chosen.extend(draw.map(|draw| self.chooser.choose(&logits, &draw.as_draw())));
             let score = score.map(|(token, top)| self.chooser.score(&logits, token, top).ok());
             answer.scores.extend(score);
             if shown {
@@ -194,18 +185,6 @@ impl Device {
             }
         }
         answer
-    }
-}
-
-impl OwnDraw {
-    fn choose(
-        &self,
-        chooser: &mut Chooser,
-        logits: &[f32],
-    ) -> Result<crate::sampling::Chosen, crate::sampling::NotFinite> {
-        let Self { settings, counts, mask, uniform } = self;
-        let mask = mask.as_deref().map(Mask::new);
-        chooser.choose(logits, &crate::sampling::Draw { settings, counts, mask, uniform: *uniform })
     }
 }
 
@@ -368,14 +347,8 @@ fn rows(image: &ImageEmbeds<'_>) -> Result<Vec<Vec<u32>>, RunError> {
 }
 
 fn job(run: &SlotInput<'_>) -> Result<Job, RunError> {
-    let own = |draw: &crate::sampling::Draw<'_>| OwnDraw {
-        settings: draw.settings.clone(),
-        counts: draw.counts.to_vec(),
-        mask: draw.mask.map(|mask| mask.words().to_vec()),
-        uniform: draw.uniform,
-    };
     let scores = run.want.scores.map(|scores| (scores.next.to_vec(), scores.top));
-    let draws = run.want.draws.iter().map(own).collect();
+    let draws = run.want.draws.iter().map(OwnDraw::of).collect();
     Ok(Job { slot: run.slot, adds: adds(run)?, draws, scores, logits: run.want.logits })
 }
 

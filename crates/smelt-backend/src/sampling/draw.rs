@@ -28,6 +28,37 @@ pub struct Draw<'a> {
     pub uniform: f64,
 }
 
+/// A draw that is kept, for devices that choose later.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OwnDraw {
+    /// How it is chosen.
+    pub settings: Settings,
+    /// Tokens that penalties touch, in rising order.
+    pub counts: Vec<TokenCount>,
+    /// Words of the [`Mask`], if there is one.
+    pub mask: Option<Vec<u32>>,
+    /// Evenly distributed between zero and one, never either.
+    pub uniform: f64,
+}
+
+impl OwnDraw {
+    /// What `draw` borrows.
+    pub fn of(draw: &Draw<'_>) -> Self {
+        Self {
+            settings: draw.settings.clone(),
+            counts: draw.counts.to_vec(),
+            mask: draw.mask.map(|mask| mask.words().to_vec()),
+            uniform: draw.uniform,
+        }
+    }
+
+    /// As it was given.
+    pub fn as_draw(&self) -> Draw<'_> {
+        let Self { settings, counts, mask, uniform } = self;
+        Draw { settings, counts, mask: mask.as_deref().map(Mask::new), uniform: *uniform }
+    }
+}
+
 /// The likeliest token.
 pub const GREEDY: Draw<'static> =
     Draw { settings: &Settings::GREEDY, counts: &[], mask: None, uniform: 0.5 };

@@ -17,7 +17,7 @@ mod tests;
 mod weights;
 
 pub use chooser::{Chooser, Chosen, NotFinite};
-pub use draw::{Draw, GREEDY, Sampler, TokenCount};
+pub use draw::{Draw, GREEDY, OwnDraw, Sampler, TokenCount};
 pub use logprobs::Logprobs;
 pub use mask::Mask;
 
@@ -120,7 +120,7 @@ impl Settings {
     }
 
     /// Whether penalties change logits.
-    fn is_penalizing(&self) -> bool {
+    pub fn is_penalizing(&self) -> bool {
         let Self { repetition_penalty, presence_penalty, frequency_penalty, .. } = *self;
         repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0
     }

@@ -5,9 +5,9 @@
 
 use std::ops::Range;
 
+use smelt_backend::SlotInput;
 use smelt_backend::position_ids::PositionId;
-use smelt_backend::sampling::{Draw, Mask, Settings, TokenCount};
-use smelt_backend::{LogitRows, SlotInput};
+use smelt_backend::sampling::OwnDraw;
 
 /// What a step does, pass after pass.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -81,32 +81,6 @@ pub(super) struct Wanted {
     /// How likely a token is found, and how many of the likeliest are told with it.
     pub(super) score: Option<(u32, usize)>,
     pub(super) shown: bool,
-}
-
-/// A draw that is kept until the step is waited for.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct OwnDraw {
-    pub(super) settings: Settings,
-    pub(super) counts: Vec<TokenCount>,
-    pub(super) mask: Option<Vec<u32>>,
-    pub(super) uniform: f64,
-}
-
-impl OwnDraw {
-    fn of(draw: &Draw<'_>) -> Self {
-        Self {
-            settings: draw.settings.clone(),
-            counts: draw.counts.to_vec(),
-            mask: draw.mask.map(|mask| mask.words().to_vec()),
-            uniform: draw.uniform,
-        }
-    }
-
-    /// As it was given.
-    pub(super) fn as_draw(&self) -> Draw<'_> {
-        let Self { settings, counts, mask, uniform } = self;
-        Draw { settings, counts, mask: mask.as_deref().map(Mask::new), uniform: *uniform }
-    }
 }
 
 /// What slots hold.
@@ -221,22 +195,22 @@ fn places(run: &SlotInput<'_>, next: u32, has_places: bool) -> Vec<PositionId> {
 
 /// What is wanted behind token `at` of a run, which is in row `row`.
 fn wanted(index: usize, run: &SlotInput<'_>, at: usize, row: usize) -> Option<Wanted> {
-    let (tokens, want) = (run.tokens.len(), &run.want);
-    let draw = (at + want.draws.len()).checked_sub(tokens).and_then(|at| want.draws.get(at));
-    let score = want.scores.and_then(|scores| Some((*scores.next.get(at)?, scores.top)));
-    let shown = match want.logits {
-        LogitRows::None => false,
-        LogitRows::Last => at + 1 == tokens,
-        LogitRows::All => true,
-    };
-    let is_wanted = draw.is_some() || score.is_some() || shown;
-    is_wanted.then(|| Wanted { row, run: index, draw: draw.map(OwnDraw::of), score, shown })
+    let want = run.want.behind(at, run.tokens.len());
+    want.is_any().then(|| Wanted {
+        row,
+        run: index,
+        draw: want.draw.map(OwnDraw::of),
+        score: want.score,
+        shown: want.is_shown,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use smelt_backend::sampling::GREEDY;
-    use smelt_backend::{FeatureSpan, Features, HostFeatures, ImageEmbeds, Scores, Want};
+    use smelt_backend::{
+        FeatureSpan, Features, HostFeatures, ImageEmbeds, LogitRows, Scores, Want,
+    };
 
     use super::*;
 

@@ -83,7 +83,7 @@ impl ChoiceLists {
         let mut biases = settings.logit_bias.clone();
         biases.sort_by_key(|(token, _)| *token);
         let counts = draw.counts.iter().map(|seen| (seen.token, seen.count as f32));
-        let counts = counts.filter(|_| penalizes(settings));
+        let counts = counts.filter(|_| settings.is_penalizing());
         let pieces = [
             append(&mut self.biases, biases.into_iter().map(pair_bytes)),
             append(&mut self.counts, counts.map(pair_bytes)),
@@ -144,12 +144,6 @@ impl ChoiceLists {
             .chain([numbers.token, numbers.top, numbers.token_to]);
         out.extend(all.flat_map(u32::to_le_bytes));
     }
-}
-
-/// Whether tokens that were seen change anything.
-fn penalizes(settings: &Settings) -> bool {
-    let Settings { repetition_penalty, presence_penalty, frequency_penalty, .. } = *settings;
-    repetition_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0
 }
 
 fn pair_bytes((token, number): (u32, f32)) -> [u8; 8] {

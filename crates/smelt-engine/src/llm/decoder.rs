@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use smelt_backend::sampling::Chooser;
 use smelt_backend::{
-    Answer, Decoder, DecoderFacts, FeatureSpan, HostFeatures, KvBlock, KvUsage, LogitRows,
-    OpenError, Processors, RunError, SlotInput,
+    Answer, Decoder, DecoderFacts, FeatureSpan, HostFeatures, KvBlock, KvUsage, OpenError,
+    Processors, RowWant, RunError, SlotInput,
 };
 
 use super::{ImageEmbeds, LlmEngine, Prompt, SHOWN_ROWS};
@@ -152,8 +152,9 @@ impl LlmEngine {
         let (hidden, vocab) = (self.hidden(), self.vocab());
         let done = self.append(run.slot, &prompt, |engine, x| {
             for piece in x.chunks(SHOWN_ROWS * hidden) {
-                let rows: Vec<usize> =
-                    (at..at + piece.len() / hidden).filter(|row| wants(run, *row)).collect();
+                let rows: Vec<usize> = (at..at + piece.len() / hidden)
+                    .filter(|row| run.want.behind(*row, run.tokens.len()).is_any())
+                    .collect();
                 let wanted = rows
                     .iter()
                     .flat_map(|row| &piece[(row - at) * hidden..(row - at + 1) * hidden]);
@@ -190,17 +191,6 @@ impl LlmEngine {
     }
 }
 
-/// Whether the logits behind token `row` of a run are wanted.
-fn wants(run: &SlotInput<'_>, row: usize) -> bool {
-    let last = row + 1 == run.tokens.len();
-    let is_drawn = row + run.want.draws.len() >= run.tokens.len();
-    let is_scored = run.want.scores.is_some_and(|scores| row < scores.next.len());
-    is_drawn
-        || is_scored
-        || run.want.logits == LogitRows::All
-        || run.want.logits == LogitRows::Last && last
-}
-
 /// Takes of a row what is wanted of it; rows come in order.
 fn take_row(
     run: &SlotInput<'_>,
@@ -209,19 +199,14 @@ fn take_row(
     chooser: &mut Chooser,
     answer: &mut Answer,
 ) {
-    let (tokens, want) = (run.tokens.len(), &run.want);
-    if let Some(draw) =
-        (row + want.draws.len()).checked_sub(tokens).and_then(|at| want.draws.get(at))
-    {
+    let RowWant { draw, score, is_shown } = run.want.behind(row, run.tokens.len());
+    if let Some(draw) = draw {
         answer.chosen.push(chooser.choose(logits, draw));
     }
-    let scored = want.scores.and_then(|scores| Some((*scores.next.get(row)?, scores.top)));
-    if let Some((token, top)) = scored {
+    if let Some((token, top)) = score {
         answer.scores.push(chooser.score(logits, token, top).ok());
     }
-    let shown =
-        want.logits == LogitRows::All || want.logits == LogitRows::Last && row + 1 == tokens;
-    if shown {
+    if is_shown {
         answer.logits.extend_from_slice(logits);
     }
 }

@@ -1,27 +1,12 @@
 //! Tokens that a device chooses, beside those of the host.
 
-use smelt_backend::sampling::{Chooser, Chosen, Draw, Mask, NotFinite, Settings, TokenCount};
+use smelt_backend::sampling::{Chooser, Chosen, NotFinite, OwnDraw, Settings, TokenCount};
 use smelt_random::Random;
 
 use super::Bench;
 use crate::kernels::choose::{
     ChoiceLists, ChooseBuffers, RESULT_BYTES, Told, blocks, choose, read_result,
 };
-
-/// A draw that owns what it needs.
-struct OwnDraw {
-    settings: Settings,
-    counts: Vec<TokenCount>,
-    mask: Option<Vec<u32>>,
-    uniform: f64,
-}
-
-impl OwnDraw {
-    fn as_draw(&self) -> Draw<'_> {
-        let mask = self.mask.as_deref().map(Mask::new);
-        Draw { settings: &self.settings, counts: &self.counts, mask, uniform: self.uniform }
-    }
-}
 
 /// Rows of every kind: spread as models spread them, even, with ties, with few that count, with zeros of both signs.
 fn row(random: &mut Random, kind: usize, vocab: usize) -> Vec<f32> {
