@@ -62,4 +62,25 @@ impl Heading {
         let heading = serde_json::from_str(&text).map_err(|error| not_ours(error.to_string()))?;
         Ok((heading, text))
     }
+
+    /// As [`Self::read_with_text`], of an engine of this kind and this version of its layout.
+    ///
+    /// # Errors
+    /// As [`Self::read`], and when it is of another version or kind.
+    pub fn read_of(
+        dir: &Path,
+        format: u32,
+        kind: &'static str,
+    ) -> Result<(Self, String), OpenError> {
+        let path = dir.join(ENGINE_FILE);
+        let (heading, text) = Self::read_with_text(dir)?;
+        if heading.format != format {
+            let problem = format!("format {} is not {format}", heading.format);
+            return Err(OpenError::NotAnEngine { path, problem });
+        }
+        if heading.kind != kind {
+            return Err(OpenError::OtherKind { path, found: heading.kind, wanted: kind });
+        }
+        Ok((heading, text))
+    }
 }

@@ -3,12 +3,13 @@
 //! A back end is a row ([`Row`]): by which word `engine.json` calls what it builds, which facts about a device that depends
 //! on, and what opens it.  What comes of it is a [`Decoder`], which takes tokens and gives tokens, or a [`Graph`], which
 //! takes numbers and gives numbers; a [`VisionEngine`] is a graph that is known to take images.  Everything else here is
-//! plain data, and where libraries are that back ends load ([`installed`]).  Knows no back end, no request and no file but
-//! the heading of `engine.json`.
+//! plain data, where libraries are that back ends load ([`installed`]), and what `engine.json` says of other files
+//! ([`files`]).  Knows no back end, no request, and of `engine.json` no more than the heading.
 
 mod check;
 mod decoder;
 mod device;
+pub mod files;
 mod graph;
 pub mod grid;
 mod heading;

@@ -13,6 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
+use smelt_backend::files;
 
 use crate::CudaTarget;
 use crate::cubin::{Cubin, NotACubin};
@@ -164,8 +165,7 @@ fn content_name(source: &Source, target: CudaTarget) -> String {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    let digest: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("{digest}.cubin")
+    format!("{}.cubin", files::hex(&hash.finalize()))
 }
 
 /// What was kept: the digest of the code, its length, the code, the log.

@@ -17,8 +17,8 @@ use memmap2::Mmap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use smelt_backend::Heading;
 pub use smelt_backend::{ENGINE_FILE, OpenError};
+use smelt_backend::{Heading, files};
 use smelt_tensor::dtype::Dtype;
 
 use crate::cast;
@@ -209,7 +209,7 @@ impl EngineWriter {
             kind: kind.to_owned(),
             target: TARGET.to_owned(),
             engine,
-            weights: WeightsEntry { bytes: self.at, sha256: hex(&self.hash.finalize()) },
+            weights: WeightsEntry { bytes: self.at, sha256: files::hex(&self.hash.finalize()) },
             tensors: self.entries,
         };
         Ok(Unsealed { dir: self.dir, manifest })
@@ -245,14 +245,8 @@ impl<T> Unsealed<T> {
         T: Serialize,
     {
         let text = serde_json::to_string_pretty(&self.manifest).map_err(io::Error::other)? + "\n";
-        let mut file = File::create(self.dir.join(ENGINE_FILE))?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()
+        files::write(&self.dir.join(ENGINE_FILE), text.as_bytes())
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A place in `weights.bin` that was checked when the engine was opened.
@@ -292,13 +286,7 @@ fn read_manifest<T: DeserializeOwned>(
 ) -> Result<Manifest<T>, OpenError> {
     let path = dir.join(ENGINE_FILE);
     let not_ours = |problem: String| OpenError::NotAnEngine { path: path.clone(), problem };
-    let (heading, text) = Heading::read_with_text(dir)?;
-    if heading.format != FORMAT {
-        return Err(not_ours(format!("format {} is not {FORMAT}", heading.format)));
-    }
-    if heading.kind != kind {
-        return Err(OpenError::OtherKind { path, found: heading.kind, wanted: kind });
-    }
+    let (heading, text) = Heading::read_of(dir, FORMAT, kind)?;
     if heading.target != TARGET {
         return Err(not_ours(format!("target {:?} is not {TARGET:?}", heading.target)));
     }
@@ -307,12 +295,7 @@ fn read_manifest<T: DeserializeOwned>(
 
 fn map_weights(path: &Path, expect: u64) -> Result<Weights, OpenError> {
     let read = |source| OpenError::Read { path: path.to_owned(), source };
-    let file = File::open(path).map_err(read)?;
-    let found = file.metadata().map_err(read)?.len();
-    if found != expect {
-        let problem = format!("it has {found} bytes where {ENGINE_FILE} says {expect}");
-        return Err(OpenError::Damaged { path: path.to_owned(), problem });
-    }
+    let file = files::open(path, expect)?;
     // SAFETY: the map is read only, and engines are written once and sealed; whoever cuts the file
     // of a running engine ends the process with SIGBUS, which no check here could prevent.
     unsafe { Mmap::map(&file) }.map(|map| Weights(Arc::new(map))).map_err(read)
@@ -439,12 +422,7 @@ impl<T> EngineFile<T> {
             hash.update(chunk);
             told(chunk.len() as u64);
         }
-        let found = hex(&hash.finalize());
-        if found == self.sha256 {
-            return Ok(());
-        }
-        let problem = format!("its sha256 is {found} where {ENGINE_FILE} says {}", self.sha256);
-        Err(OpenError::Damaged { path: self.dir.join(WEIGHTS_FILE), problem })
+        files::check_sha256(&self.dir.join(WEIGHTS_FILE), &hash.finalize(), &self.sha256)
     }
 }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use smelt_backend::{ENGINE_FILE, Heading, Limits, OpenError};
+use smelt_backend::{ENGINE_FILE, Heading, Limits, OpenError, files};
 
 use crate::CudaTarget;
 use crate::driver::{HostBytes, map_file};
@@ -165,8 +165,8 @@ pub struct KernelImage<'a> {
 impl KernelImage<'_> {
     /// Writes a cubin durably, and says what it is.
     fn write(&self, dir: &Path, file: String, image: &[u8]) -> io::Result<KernelsEntry> {
-        write_durably(&dir.join(&file), image)?;
-        Ok(KernelsEntry { file, sha256: hex(&Sha256::digest(image)), layout: LAYOUT })
+        files::write(&dir.join(&file), image)?;
+        Ok(KernelsEntry { file, sha256: files::hex(&Sha256::digest(image)), layout: LAYOUT })
     }
 
     fn write_all(&self, dir: &Path) -> io::Result<(KernelsEntry, Option<KernelsEntry>)> {
@@ -247,11 +247,11 @@ impl DecoderWriter {
             engine,
             kernels: own,
             kernels_int8: int8,
-            weights: WeightsEntry { bytes: self.at, sha256: hex(&self.hash.finalize()) },
+            weights: WeightsEntry { bytes: self.at, sha256: files::hex(&self.hash.finalize()) },
             tensors: self.tensors,
         };
         let text = serde_json::to_string_pretty(&manifest).map_err(io::Error::other)? + "\n";
-        write_durably(&self.dir.join(ENGINE_FILE), text.as_bytes())
+        files::write(&self.dir.join(ENGINE_FILE), text.as_bytes())
     }
 
     fn pad(&mut self, align: u64) -> io::Result<()> {
@@ -265,16 +265,6 @@ impl DecoderWriter {
         self.at += bytes.len() as u64;
         Ok(())
     }
-}
-
-fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = File::create(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A directory that was opened, and what it says.
@@ -307,7 +297,7 @@ impl DecoderDir {
             .ok_or_else(|| damaged(format!("target {:?} is no card's", manifest.target)))?;
         let kernels = read_kernels(dir, &manifest.kernels)?;
         let int8 = manifest.kernels_int8.as_ref().map(|entry| read_kernels(dir, entry));
-        let weights = open_weights(&dir.join(WEIGHTS_FILE), manifest.weights.bytes)?;
+        let weights = files::open(&dir.join(WEIGHTS_FILE), manifest.weights.bytes)?;
         let tensors = place(manifest.tensors, manifest.weights.bytes).map_err(damaged)?;
         Ok(Self {
             dir: dir.to_owned(),
@@ -397,12 +387,7 @@ impl DecoderDir {
             hash.update(&buffer[..some]);
             told(some as u64);
         }
-        let found = hex(&hash.finalize());
-        if found == self.sha256 {
-            return Ok(());
-        }
-        let problem = format!("its sha256 is {found} where {ENGINE_FILE} says {}", self.sha256);
-        Err(OpenError::Damaged { path: self.dir.join(WEIGHTS_FILE), problem })
+        files::check_sha256(&self.dir.join(WEIGHTS_FILE), &hash.finalize(), &self.sha256)
     }
 }
 
@@ -417,16 +402,11 @@ fn forget(file: &File, at: u64, bytes: u64) {
 }
 
 fn read_manifest(dir: &Path) -> Result<Manifest, OpenError> {
-    let path = dir.join(ENGINE_FILE);
-    let not_ours = |problem: String| OpenError::NotAnEngine { path: path.clone(), problem };
-    let (heading, text) = Heading::read_with_text(dir)?;
-    if heading.format != FORMAT {
-        return Err(not_ours(format!("format {} is not {FORMAT}", heading.format)));
-    }
-    if heading.kind != KIND {
-        return Err(OpenError::OtherKind { path, found: heading.kind, wanted: KIND });
-    }
-    serde_json::from_str(&text).map_err(|error| not_ours(error.to_string()))
+    let (_, text) = Heading::read_of(dir, FORMAT, KIND)?;
+    serde_json::from_str(&text).map_err(|error| {
+        let problem = error.to_string();
+        OpenError::NotAnEngine { path: dir.join(ENGINE_FILE), problem }
+    })
 }
 
 fn read_kernels(dir: &Path, entry: &KernelsEntry) -> Result<Vec<u8>, OpenError> {
@@ -444,23 +424,8 @@ fn read_kernels(dir: &Path, entry: &KernelsEntry) -> Result<Vec<u8>, OpenError> 
         return Err(damaged(path, problem));
     }
     let image = fs::read(&path).map_err(read)?;
-    let found = hex(&Sha256::digest(&image));
-    if found == entry.sha256 {
-        return Ok(image);
-    }
-    let problem = format!("its sha256 is {found} where {ENGINE_FILE} says {}", entry.sha256);
-    Err(damaged(path, problem))
-}
-
-fn open_weights(path: &Path, expect: u64) -> Result<File, OpenError> {
-    let read = |source| OpenError::Read { path: path.to_owned(), source };
-    let file = File::open(path).map_err(read)?;
-    let found = file.metadata().map_err(read)?.len();
-    if found == expect {
-        return Ok(file);
-    }
-    let problem = format!("it has {found} bytes where {ENGINE_FILE} says {expect}");
-    Err(OpenError::Damaged { path: path.to_owned(), problem })
+    files::check_sha256(&path, &Sha256::digest(&image), &entry.sha256)?;
+    Ok(image)
 }
 
 fn place(

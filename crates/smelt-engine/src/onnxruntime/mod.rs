@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use smelt_tensor::dtype::Dtype;
 
 use crate::engine_file::{EngineFile, OpenError, Unsealed};
-use smelt_backend::{GraphInput, GraphOutput};
+use smelt_backend::{GraphInput, GraphOutput, files};
 
 use crate::graph::{Constant, RunError, Tensor};
 pub use library::{LibraryError, VARIABLE, find, load};
@@ -44,7 +44,7 @@ pub struct OnnxFile {
 impl OnnxFile {
     /// Of the graph in `model`, the bytes of [`MODEL_FILE`].
     pub fn new(model: &[u8], inputs: Vec<GraphInput>, outputs: Vec<GraphOutput>) -> Self {
-        Self { sha256: digest(model), inputs, outputs }
+        Self { sha256: files::hex(&Sha256::digest(model)), inputs, outputs }
     }
 }
 
@@ -108,12 +108,7 @@ impl OnnxruntimeEngine {
         let bytes =
             fs::read(&path).map_err(|source| OpenError::Read { path: path.clone(), source })?;
         told(bytes.len() as u64);
-        let (found, said) = (digest(&bytes), &self.file.engine.sha256);
-        if found == *said {
-            return Ok(());
-        }
-        let problem = format!("its sha256 is {found} where engine.json says {said}");
-        Err(OpenError::Damaged { path, problem })
+        files::check_sha256(&path, &Sha256::digest(&bytes), &self.file.engine.sha256)
     }
 
     /// The constant `name`, if it is of floats.
@@ -153,8 +148,4 @@ impl OnnxruntimeEngine {
 
 fn said(problem: String) -> RunError {
     RunError::Graph(format!("ONNX Runtime: {problem}"))
-}
-
-fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
