@@ -4,6 +4,8 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Limits, OpenError};
+
 /// The form of the numbers in which keys and values are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -50,6 +52,30 @@ pub struct KvOptions {
     /// Tokens of one slot, in place of those the engine was built for, as many as the model has positions at
     /// most.  Nothing in an engine grows with it.
     pub max_seq_len: Option<usize>,
+}
+
+impl KvOptions {
+    /// The limits of an engine that is opened so, which was built for some and is of a model with so many positions, where
+    /// it says so.  `unfit` is the engine's refusal.
+    ///
+    /// # Errors
+    /// [`OpenError`] where no engine may have them, or the model was not made for them.
+    pub fn limits(
+        &self,
+        built_for: Limits,
+        positions: Option<usize>,
+        unfit: impl FnOnce(&'static str, String) -> OpenError,
+    ) -> Result<Limits, OpenError> {
+        let limits = Limits {
+            max_seq_len: self.max_seq_len.unwrap_or(built_for.max_seq_len),
+            max_slots: self.max_slots.unwrap_or(built_for.max_slots),
+        };
+        limits.check().map_err(|problem| unfit("these limits", problem))?;
+        match positions.filter(|most| limits.max_seq_len > *most) {
+            Some(positions) => Err(OpenError::TooLong { asked: limits.max_seq_len, positions }),
+            None => Ok(limits),
+        }
+    }
 }
 
 /// What keys and values take at the moment.

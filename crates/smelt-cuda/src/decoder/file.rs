@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use smelt_backend::{ENGINE_FILE, Heading, Limits, OpenError, files};
+use smelt_tensor::decoder::check_sizes;
 
 use crate::CudaTarget;
 use crate::driver::{HostBytes, map_file};
@@ -78,15 +79,7 @@ impl DecoderFile {
     /// Whether the sizes can belong to a decoder; tensors are compared with them later.
     fn check(&self) -> Result<(), String> {
         let Self { hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, .. } = *self;
-        let sizes = [hidden, layers, heads, kv_heads, head_dim, intermediate, vocab];
-        /// Products of two sizes then fit any usize.
-        const SIZE_MAX: usize = 1 << 24;
-        if !sizes.iter().all(|size| (1..=SIZE_MAX).contains(size)) {
-            return Err(format!("sizes {sizes:?} are not those of a decoder"));
-        }
-        if !heads.is_multiple_of(kv_heads) || !head_dim.is_multiple_of(2) {
-            return Err(format!("{heads} heads of {head_dim} do not share {kv_heads} key heads"));
-        }
+        check_sizes([hidden, layers, heads, kv_heads, head_dim, intermediate, vocab])?;
         let (eps, factor) = (self.eps, self.rotary_factor);
         let holds = eps > 0.0 && eps < 1.0 && factor > 0.0 && factor.is_finite();
         if !holds {

@@ -202,14 +202,8 @@ fn check_card(dir: &DecoderDir, card: &CardFacts) -> Result<(), OpenError> {
 /// What the engine in `dir` says of itself when it is opened so.
 fn facts(dir: &DecoderDir, kv: KvOptions) -> Result<DecoderFacts, OpenError> {
     let sizes = &dir.engine;
-    let limits = Limits {
-        max_seq_len: kv.max_seq_len.unwrap_or(sizes.limits.max_seq_len),
-        max_slots: kv.max_slots.unwrap_or(sizes.limits.max_slots),
-    };
-    limits.check().map_err(|problem| dir.unfit("these limits", problem))?;
-    if let Some(positions) = sizes.positions.filter(|most| limits.max_seq_len > *most) {
-        return Err(OpenError::TooLong { asked: limits.max_seq_len, positions });
-    }
+    let unfit = |purpose, problem| dir.unfit(purpose, problem);
+    let limits = kv.limits(sizes.limits, sizes.positions, unfit)?;
     let is_kept = match kv.kind {
         KvType::F16 => true,
         KvType::Int8 => dir.kernels_int8.is_some(),

@@ -29,7 +29,7 @@ use smelt_backend::{Answer, DecoderFacts, KvBlock, check_position_ids};
 pub use smelt_backend::{
     KvOptions, KvType, KvUsage, Limits, MAX_SEQ_LEN_MAX, MAX_SLOTS_MAX, RunError,
 };
-use smelt_tensor::decoder::DecoderFamily;
+use smelt_tensor::decoder::{DecoderFamily, check_sizes};
 
 pub use crate::engine_file::OpenError;
 use crate::engine_file::{EngineFile, Unsealed};
@@ -151,15 +151,7 @@ impl LlmFile {
             let known = DecoderFamily::ALL.map(|family| family.name).join(", ");
             return Err(format!("family {:?} is none of {known}", self.family));
         }
-        let sizes = [hidden, layers, heads, kv_heads, head_dim, intermediate, vocab];
-        /// Products of two sizes then fit any usize.
-        const SIZE_MAX: usize = 1 << 24;
-        if !sizes.iter().all(|size| (1..=SIZE_MAX).contains(size)) {
-            return Err(format!("sizes {sizes:?} are not those of a decoder"));
-        }
-        if !heads.is_multiple_of(kv_heads) || !head_dim.is_multiple_of(2) {
-            return Err(format!("{heads} heads of {head_dim} do not share {kv_heads} key heads"));
-        }
+        check_sizes([hidden, layers, heads, kv_heads, head_dim, intermediate, vocab])?;
         let numbers_hold = self.eps > 0.0 && self.eps < 1.0 && self.rope_theta >= 1.0;
         if !numbers_hold {
             let (eps, theta) = (self.eps, self.rope_theta);
@@ -276,14 +268,8 @@ impl LlmEngine {
         let scaling = file.engine.scaling();
         let LlmFile { layers, kv_heads, head_dim, rope_theta, rope_sections, .. } = *sizes;
         let rotary = RotaryEmbedding::new(head_dim, rope_theta, scaling, rope_sections);
-        let limits = Limits {
-            max_seq_len: kv.max_seq_len.unwrap_or(sizes.limits.max_seq_len),
-            max_slots: kv.max_slots.unwrap_or(sizes.limits.max_slots),
-        };
-        limits.check().map_err(|problem| file.unfit("these limits", problem))?;
-        if let Some(positions) = sizes.positions.filter(|most| limits.max_seq_len > *most) {
-            return Err(OpenError::TooLong { asked: limits.max_seq_len, positions });
-        }
+        let unfit = |purpose, problem| file.unfit(purpose, problem);
+        let limits = kv.limits(sizes.limits, sizes.positions, unfit)?;
         let shape = KvShape { layers, kv_heads, head: HeadShape { dim: head_dim, kind: kv.kind } };
         let Limits { max_slots, max_seq_len } = limits;
         let cache = Cache::new(shape, max_slots, max_seq_len, kv.bytes_max);

@@ -9,6 +9,24 @@ mod llama;
 mod qwen2;
 mod qwen3;
 
+/// More numbers than anything in a decoder has: products of two sizes fit any usize.
+const SIZE_MAX: usize = 1 << 24;
+
+/// Whether `[hidden, layers, heads, kv_heads, head_dim, intermediate, vocab]` can be the sizes of a decoder.
+///
+/// # Errors
+/// One line naming what cannot be.
+pub fn check_sizes(sizes: [usize; 7]) -> Result<(), String> {
+    let [_, _, heads, kv_heads, head_dim, _, _] = sizes;
+    if !sizes.iter().all(|size| (1..=SIZE_MAX).contains(size)) {
+        return Err(format!("sizes {sizes:?} are not those of a decoder"));
+    }
+    if !heads.is_multiple_of(kv_heads) || !head_dim.is_multiple_of(2) {
+        return Err(format!("{heads} heads of {head_dim} do not share {kv_heads} key heads"));
+    }
+    Ok(())
+}
+
 /// What tells one family of decoders from another.
 #[derive(Debug, PartialEq)]
 pub struct DecoderFamily {
