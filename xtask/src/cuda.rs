@@ -42,8 +42,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         let program = build(how)?;
         strip(&program, &folder.join("bin").join(name))?;
     }
-    keep_kernels(&folder)?;
-    make_engines(&folder)?;
+    make(&folder, "kernels", &KEEPS_KERNELS, KERNELS_VARIABLE, "kernels")?;
+    make(&folder, "engines", &MAKES_ENGINES, ENGINES_VARIABLE, "engines")?;
     fs::write(folder.join("run.py"), SCRIPT)?;
     let bytes = weight(&folder)?;
     ensure!(bytes <= BYTES_MAX, "{} weighs {bytes} bytes, more than {BYTES_MAX}", folder.display());
@@ -87,30 +87,17 @@ fn strip(program: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Has the tests compile the kernels that they load on a card.
-fn keep_kernels(folder: &Path) -> Result<()> {
-    let kept = folder.join("kernels");
-    fs::create_dir_all(&kept)?;
-    let mut program = Command::new(folder.join("bin/kernels"));
-    program.args(KEEPS_KERNELS).env(KERNELS_VARIABLE, &kept).current_dir(root());
+/// Has a test of a program in the folder fill the place there that `variable` names.
+fn make(folder: &Path, program: &str, test: &[&str], variable: &str, place: &str) -> Result<()> {
+    let made = folder.join(place);
+    fs::create_dir_all(&made)?;
+    let mut program = Command::new(folder.join("bin").join(program));
+    program.args(test).env(variable, &made).current_dir(root());
     program.env("SMELT_NVRTC", crate::nvrtc::libraries()?);
     let status = program.status().context("cannot start the tests")?;
-    ensure!(status.success(), "no kernels for cards: {program:?} ended with {status}");
-    let count = fs::read_dir(&kept).map_or(0, Iterator::count);
-    ensure!(count > 0, "{} holds no kernels", kept.display());
-    Ok(())
-}
-
-/// Has the tests write engines with their kernels, and what they have to answer.
-fn make_engines(folder: &Path) -> Result<()> {
-    let engines = folder.join("engines");
-    let mut program = Command::new(folder.join("bin/engines"));
-    program.args(MAKES_ENGINES).env(ENGINES_VARIABLE, &engines).current_dir(root());
-    program.env("SMELT_NVRTC", crate::nvrtc::libraries()?);
-    let status = program.status().context("cannot start the tests")?;
-    ensure!(status.success(), "no engines for cards: {program:?} ended with {status}");
-    let count = fs::read_dir(&engines).map_or(0, Iterator::count);
-    ensure!(count > 0, "{} holds no engines", engines.display());
+    ensure!(status.success(), "no {place} for cards: {program:?} ended with {status}");
+    let count = fs::read_dir(&made).map_or(0, Iterator::count);
+    ensure!(count > 0, "{} holds no {place}", made.display());
     Ok(())
 }
 
