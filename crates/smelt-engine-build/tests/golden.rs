@@ -19,31 +19,32 @@ use smelt_model::safetensors::Reader;
 use tempfile::TempDir;
 
 /// `<IMG_CONTEXT>` of the tiny tokenizer.
-const IMAGE_TOKEN: u32 = 383;
+pub(super) const IMAGE_TOKEN: u32 = 383;
 /// Largest error of f32 arithmetic, as a part of the largest value.
 const F32_TOLERANCE: f32 = 5e-5;
-const LIMITS: Limits = Limits { max_seq_len: 128, max_slots: 2 };
+pub(super) const LIMITS: Limits = Limits { max_seq_len: 128, max_slots: 2 };
 
 /// The folders of the two families of decoders.
 const QWEN2: &str = "internvl3-tiny";
 const QWEN3: &str = "internvl3_5-tiny";
 
-fn golden_dir(name: &str) -> PathBuf {
+pub(super) fn golden_dir(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden").join(name)
 }
 
-struct Golden {
+/// Numbers of a golden, and the checkpoint that they are of.
+pub(super) struct Golden {
     file: Reader,
-    checkpoint: Checkpoint,
-    dir: TempDir,
+    pub(super) checkpoint: Checkpoint,
+    pub(super) dir: TempDir,
 }
 
 impl Golden {
-    fn open(name: &str) -> Self {
+    pub(super) fn open(name: &str) -> Self {
         Self::open_file(name, "golden.safetensors")
     }
 
-    fn open_file(name: &str, file: &str) -> Self {
+    pub(super) fn open_file(name: &str, file: &str) -> Self {
         let file = Reader::open(&golden_dir(name).join(file)).unwrap();
         let checkpoint = Checkpoint::open(&golden_dir(name).join("checkpoint")).unwrap();
         Self { file, checkpoint, dir: TempDir::new().unwrap() }
@@ -57,11 +58,11 @@ impl Golden {
         bytes
     }
 
-    fn floats(&self, name: &str) -> Vec<f32> {
+    pub(super) fn floats(&self, name: &str) -> Vec<f32> {
         self.bytes(name).as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
     }
 
-    fn ids(&self, name: &str) -> Vec<u32> {
+    pub(super) fn ids(&self, name: &str) -> Vec<u32> {
         let bytes = self.bytes(name);
         let ids = bytes.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b));
         ids.map(|id| u32::try_from(id).unwrap()).collect()
@@ -109,7 +110,7 @@ fn with_kv(dir: &Path, kind: KvType) -> LlmEngine {
 }
 
 /// Largest error as a part of the largest expected value.
-fn error(got: &[f32], expect: &[f32]) -> f32 {
+pub(super) fn error(got: &[f32], expect: &[f32]) -> f32 {
     assert_eq!(got.len(), expect.len());
     let scale = expect.iter().fold(0.0f32, |scale, value| scale.max(value.abs()));
     let apart = got.iter().zip(expect).map(|(a, b)| (a - b).abs());
@@ -267,7 +268,7 @@ fn the_engine_names_its_family() {
 }
 
 /// The text-only checkpoints.
-const TEXT: [&str; 9] = [
+pub(super) const TEXT: [&str; 9] = [
     "qwen2-tiny",
     "qwen2_5-tiny",
     "qwen3-tiny",

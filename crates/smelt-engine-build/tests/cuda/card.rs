@@ -23,15 +23,14 @@ use smelt_model::reference;
 use smelt_model::synthetic;
 use tempfile::TempDir;
 
-use super::golden::{Golden, folder, greedy, logits};
+use super::golden::{greedy, logits};
+use crate::golden::{Golden, IMAGE_TOKEN, golden_dir};
 
 /// The variable that names the folder of engines.
 const FOLDER: &str = "SMELT_CUDA_ENGINES";
 const LIMITS: Limits = Limits { max_seq_len: 400, max_slots: 4 };
 /// What the card is asked for: engines of other cards are made likewise.
 const TARGET: CudaTarget = CudaTarget::Sm90;
-/// `<IMG_CONTEXT>` of the tiny tokenizer.
-const IMAGE_TOKEN: u32 = 383;
 /// How far logits may be from the reference's, as a part of the largest: products take halves.
 const TOLERANCE: f32 = 1e-2;
 /// What says what an engine has to answer.
@@ -83,11 +82,11 @@ fn cases(checkpoint: &Checkpoint, golden: Option<&Golden>) -> Value {
 fn engines_for_cards_are_written() {
     let dir = TempDir::new().unwrap();
     for name in ["internvl3-tiny", "internvl3_5-tiny"] {
-        let golden = Golden::open(name, "golden.safetensors");
+        let golden = Golden::open(name);
         write(&golden.checkpoint, name, &cases(&golden.checkpoint, Some(&golden)));
     }
     for name in ["llama3-tiny", "qwen3-yarn-tiny"] {
-        let checkpoint = Checkpoint::open(&folder(name).join("checkpoint")).unwrap();
+        let checkpoint = Checkpoint::open(&golden_dir(name).join("checkpoint")).unwrap();
         write(&checkpoint, name, &cases(&checkpoint, None));
     }
     synthetic::write("internvl3-tiny", &dir.path().join("plain"), &mut |_| {}).unwrap();

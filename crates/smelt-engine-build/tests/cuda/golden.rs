@@ -2,74 +2,23 @@
 //!
 //! Products take halves, so logits are not those of f32; tokens that lead by more than that are.
 
-use std::path::{Path, PathBuf};
-
 use smelt_backend::position_ids::PositionId;
 use smelt_backend::sampling::GREEDY;
 use smelt_backend::{
     Decoder, FeatureSpan, Features, HostFeatures, ImageEmbeds, KvOptions, LogitRows, SlotInput,
 };
-use smelt_engine_build::llm::Limits;
-use smelt_model::checkpoint::Checkpoint;
-use smelt_model::safetensors::Reader;
-use tempfile::TempDir;
 
 use super::made::{self, OnTwin};
+use crate::golden::{Golden, IMAGE_TOKEN, LIMITS, TEXT, error, golden_dir};
 
-/// `<IMG_CONTEXT>` of the tiny tokenizer.
-const IMAGE_TOKEN: u32 = 383;
-const LIMITS: Limits = Limits { max_seq_len: 128, max_slots: 2 };
 /// Largest error of products of halves, as a part of the largest logit.
 const TOLERANCE: f32 = 4e-3;
 
-pub(super) fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden").join(name)
-}
-
-/// Numbers of a golden, and the checkpoint that they are of.
-pub(super) struct Golden {
-    file: Reader,
-    pub(super) checkpoint: Checkpoint,
-}
-
-impl Golden {
-    pub(super) fn open(name: &str, file: &str) -> Self {
-        let file = Reader::open(&folder(name).join(file)).unwrap();
-        let checkpoint = Checkpoint::open(&folder(name).join("checkpoint")).unwrap();
-        Self { file, checkpoint }
-    }
-
-    fn bytes(&self, name: &str) -> Vec<u8> {
-        let tensor = self.file.get(name).unwrap();
-        let count: usize = tensor.shape.iter().product();
-        let mut bytes = vec![0; count * tensor.dtype.size_bytes()];
-        self.file.read_at(tensor, 0, &mut bytes).unwrap();
-        bytes
-    }
-
-    pub(super) fn floats(&self, name: &str) -> Vec<f32> {
-        self.bytes(name).as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
-    }
-
-    pub(super) fn ids(&self, name: &str) -> Vec<u32> {
-        let bytes = self.bytes(name);
-        let ids = bytes.as_chunks().0.iter().map(|&b| i64::from_le_bytes(b));
-        ids.map(|id| u32::try_from(id).unwrap()).collect()
-    }
-
-    fn on_twin(&self, dir: &TempDir) -> OnTwin {
-        let dim = self.checkpoint.decoder().unwrap().head_dim;
-        let engine = made::engine(&self.checkpoint, LIMITS, dir.path());
-        OnTwin::open(&engine, dim, KvOptions::default())
-    }
-}
-
-/// Largest error as a part of the largest expected value.
-fn error(got: &[f32], expect: &[f32]) -> f32 {
-    assert_eq!(got.len(), expect.len());
-    let scale = expect.iter().fold(0.0f32, |scale, value| scale.max(value.abs()));
-    let apart = got.iter().zip(expect).map(|(a, b)| (a - b).abs());
-    apart.fold(0.0, f32::max) / scale
+/// An engine of a golden's checkpoint, on a device that needs no GPU.
+fn on_twin(golden: &Golden) -> OnTwin {
+    let dim = golden.checkpoint.decoder().unwrap().head_dim;
+    let engine = made::engine(&golden.checkpoint, LIMITS, golden.dir.path());
+    OnTwin::open(&engine, dim, KvOptions::default())
 }
 
 /// The tokens that follow a run, each the likeliest.
@@ -95,19 +44,9 @@ pub(super) fn logits(decoder: &mut dyn Decoder, run: SlotInput<'_>) -> Vec<f32> 
 
 #[test]
 fn text_models_give_the_logits_of_transformers() {
-    for name in [
-        "qwen2-tiny",
-        "qwen2_5-tiny",
-        "qwen3-tiny",
-        "qwen3-tied-tiny",
-        "llama3-tiny",
-        "llama3-tied-tiny",
-        "qwen3-yarn-tiny",
-        "qwen2-yarn-tiny",
-        "llama-linear-tiny",
-    ] {
-        let (golden, dir) = (Golden::open(name, "cases.safetensors"), TempDir::new().unwrap());
-        let mut on = golden.on_twin(&dir);
+    for name in TEXT {
+        let golden = Golden::open_file(name, "cases.safetensors");
+        let mut on = on_twin(&golden);
         let (ids, expect) = (golden.ids("llm/in/input_ids"), golden.floats("llm/out/logits"));
         // The second sequence is padded, which engines never are.
         let found = logits(&mut *on.decoder, SlotInput::new(0, &ids[..ids.len() / 2]));
@@ -128,8 +67,8 @@ pub(super) fn shown(golden: &Golden) -> Features {
 #[test]
 fn sixteen_greedy_tokens_behind_texts_and_pictures_are_those_of_transformers() {
     for name in ["internvl3-tiny", "internvl3_5-tiny"] {
-        let (golden, dir) = (Golden::open(name, "golden.safetensors"), TempDir::new().unwrap());
-        let mut on = golden.on_twin(&dir);
+        let golden = Golden::open(name);
+        let mut on = on_twin(&golden);
         let features = shown(&golden);
         let spans = [FeatureSpan { features: &features, tokens: 0..features.tokens }];
         let image = Some(ImageEmbeds { token: IMAGE_TOKEN, features: &spans });
@@ -148,9 +87,9 @@ fn tokens_of_three_positions_and_deepstack_are_those_of_transformers() {
     for (name, grids, blocks) in
         [("qwen2_5_vl-tiny", ["40x56", "16x32"], 0), ("qwen3_vl-tiny", ["24x40", "48x16"], 2)]
     {
-        let (golden, dir) = (Golden::open(name, "cases.safetensors"), TempDir::new().unwrap());
-        let mut on = golden.on_twin(&dir);
-        let text = std::fs::read_to_string(folder(name).join("prompts.json")).unwrap();
+        let golden = Golden::open_file(name, "cases.safetensors");
+        let mut on = on_twin(&golden);
+        let text = std::fs::read_to_string(golden_dir(name).join("prompts.json")).unwrap();
         let prompts: serde_json::Value = serde_json::from_str(&text).unwrap();
         let number = |value: &serde_json::Value| u32::try_from(value.as_u64().unwrap()).unwrap();
         let ids = prompts["prompts"][0]["ids"].as_array().unwrap();
