@@ -13,17 +13,20 @@ mod devices;
 mod filter;
 mod mounts;
 mod network;
+mod queues;
 mod system;
 
 pub(crate) use mounts::TMP;
 use mounts::View;
 pub use network::Network;
+use queues::Queues;
 
 use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::OnceLock;
 use std::thread;
 
 use landlock::{
@@ -117,6 +120,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) shares: bool,
     /// What stands at `/tmp`, where that can be told from the machine's.
     pub(crate) tmp: Option<&'a Path>,
+    /// Whether shared memory, semaphores and queues without a path are its own already.
+    pub(crate) has_own_queues: bool,
     /// It is not to be started where the kernel cannot hold it.
     pub(crate) must_hold: bool,
     /// What it may see, where it does not see everything.
@@ -250,12 +255,29 @@ impl Space {
 }
 
 /// What a process has that was prepared for starting what its space holds.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) space: Space,
     pub(crate) shared: Shared,
     /// Whether it is in a user name space of its own.
     pub(crate) is_apart: bool,
+    /// Those that all it starts have; without, each has its own.
+    queues: Option<Queues>,
+}
+
+impl Prepared {
+    /// Whether what it starts has queues that nothing else sees, and nothing left from before.
+    pub(crate) fn has_own_queues(&self) -> bool {
+        self.queues.is_some()
+    }
+
+    /// Removes what a program left, unless others may keep something there.
+    pub(crate) fn empty(&mut self) {
+        self.shared.empty();
+        if self.queues.as_ref().is_some_and(|queues| !queues.are_empty()) {
+            self.queues = Queues::own().ok();
+        }
+    }
 }
 
 /// Prepares this process, which has one thread yet, for starting what its space holds.
@@ -266,7 +288,7 @@ pub(crate) struct Prepared {
 /// started is not held, and says so.  System calls are refused here, once for all that it starts: a filter takes longer than many a stage.
 pub(crate) fn prepare(space: Space, is_mapped: bool) -> Prepared {
     if space == Space::Free {
-        return Prepared { space, shared: Shared::Everybodys, is_apart: false };
+        return Prepared { space, shared: Shared::Everybodys, is_apart: false, queues: None };
     }
     let is_mapped = is_mapped && apart::enter();
     let (has_landlock, may_mount) = (has_landlock(), capabilities::may_mount());
@@ -277,12 +299,15 @@ pub(crate) fn prepare(space: Space, is_mapped: bool) -> Prepared {
     let enters = (by_mounts || hides) && !may_mount && mounts::enter_user_namespace().is_ok();
     let may_mount = may_mount || enters;
     let is_own = space.is_own() && has_landlock && may_mount && mounts::own_shared().is_ok();
+    // By mounts each program gets name spaces of its own anyhow.
+    let has_queues = has_landlock && may_mount && !space.shares();
+    let queues = has_queues.then(|| Queues::own().ok()).flatten();
     if has_landlock || by_mounts && may_mount {
         // A kernel without filters has the rest, and `plan` says so.
         let _ = filter::refuse_beyond();
     }
     let shared = if is_own { Shared::Own } else { Shared::Everybodys };
-    Prepared { space, shared, is_apart: is_mapped || enters }
+    Prepared { space, shared, is_apart: is_mapped || enters, queues }
 }
 
 /// Whose `/dev/shm` this process sees.
@@ -372,8 +397,8 @@ fn bound(command: &mut Command, bounds: Bounds<'_>) -> io::Result<Started> {
         let places = real(bounds.places)?;
         let store = store_within(bounds, &places);
         mounts::isolate(&places, View::of(bounds, store.as_deref()))?;
-    } else if may_mount && !bounds.shares {
-        mounts::own_queues();
+    } else if may_mount && !bounds.shares && !bounds.has_own_queues {
+        queues::part();
     }
     let network = bounds.strict.map(|strict| network::hold(strict, is_covered)).transpose()?;
     capabilities::drop_but(bounds.capabilities, true)?;
@@ -438,8 +463,10 @@ fn is_wanted(way: &str) -> bool {
     env::var_os(VARIABLE).is_none_or(|named| named.is_empty() || named == way)
 }
 
+/// Asked once: a kernel does not change its mind, and a shim asks for every stage.
 fn has_landlock() -> bool {
-    is_wanted("landlock") && handle(AccessFs::from_write(ABI::V2)).is_ok()
+    static HAS: OnceLock<bool> = OnceLock::new();
+    *HAS.get_or_init(|| is_wanted("landlock") && handle(AccessFs::from_write(ABI::V2)).is_ok())
 }
 
 /// Whether the kernel's Landlock knows signals and abstract sockets (Linux 6.12).

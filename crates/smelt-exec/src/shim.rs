@@ -7,7 +7,7 @@
 //! the tree at once.  The shim is a subreaper, so processes that double-fork stay below it, and
 //! whatever is below it belongs to the stage it leads.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufRead, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -72,12 +72,12 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
     close_inherited();
     leave_terminal()?;
     prctl::set_child_subreaper(true)?;
-    let ground = confine::prepare(space, is_mapped);
+    let mut ground = confine::prepare(space, is_mapped);
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
     while let Ok(ShimOrder { order, log, scratch, store, must_hold, .. }) = orders.recv() {
         let before = Usage::of_children();
-        let report = match start(&order, &scratch, &store, must_hold, ground) {
+        let report = match start(&order, &scratch, &store, must_hold, &ground) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
                 let report = attend(leader, output, &log, &before, disks);
@@ -107,7 +107,7 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
         };
         IS_LEADING.store(false, Ordering::SeqCst);
         let _ = empty(&scratch);
-        ground.shared.empty();
+        ground.empty();
         let mut text = serde_json::to_vec(&report)?;
         text.push(b'\n');
         // A supervisor that is gone wants no report.
@@ -166,7 +166,7 @@ fn start(
     scratch: &Path,
     store: &Path,
     must_hold: bool,
-    ground: Prepared,
+    ground: &Prepared,
 ) -> io::Result<(Pid, io::PipeReader, AppliedConfinement)> {
     let (program, arguments) =
         order.argv.split_first().ok_or_else(|| io::Error::other("no program to run"))?;
@@ -198,6 +198,7 @@ fn start(
         capabilities: &order.capabilities,
         is_apart: ground.is_apart,
         has_own_shared: ground.shared == Shared::Own,
+        has_own_queues: ground.has_own_queues(),
         shares: ground.space.shares(),
         // What it names there it must see.
         tmp: (!order.names_beneath(TMP)).then_some(scratch),
@@ -243,11 +244,19 @@ fn list(order: &ProcessSpec, scratch: &Path) -> io::Result<Option<(&'static str,
     }
     let path = listed(scratch);
     let text: String = inputs.iter().flat_map(|input| [input.as_str(), "\0"]).collect();
-    fs::write(&path, text).map_err(|error| {
+    rewrite(&path, text.as_bytes()).map_err(|error| {
         let what = format!("cannot write the list of inputs {}: {error}", path.display());
         io::Error::new(error.kind(), what)
     })?;
     Ok(Some((INPUTS_FILE, path)))
+}
+
+/// Writes a file that may be there from the stage before.  Cut to nothing first, as `fs::write` does, ext4 would write it out
+/// when it is closed, which costs more than many a stage.
+fn rewrite(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = File::options().write(true).create(true).truncate(false).open(path)?;
+    file.write_all(text)?;
+    file.set_len(text.len() as u64)
 }
 
 /// A child inherits how soon it is killed when memory runs out.  Raising the score needs no right,

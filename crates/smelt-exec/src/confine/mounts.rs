@@ -20,7 +20,7 @@ use nix::unistd::{getgid, getuid};
 
 use super::Strict;
 use super::devices::DEV;
-use super::{Bounds, SHARED, Way, devices, seen, system};
+use super::{Bounds, SHARED, Way, devices, queues, seen, system};
 use crate::swap_tools::unescaped;
 
 /// Node names and links, a page each at most.
@@ -103,18 +103,12 @@ impl<'a> View<'a> {
     }
 }
 
-/// Gives this thread shared memory, semaphores and queues of its own that no path leads to; they are gone with the last that sees
-/// them.  A kernel without such name spaces mostly has nothing to put there.
-pub(super) fn own_queues() {
-    let _ = unshare(CloneFlags::CLONE_NEWIPC);
-}
-
 /// Puts this thread into a mount name space in which only `places`, which are real paths, and shared memory can be
 /// written.
 pub(super) fn isolate(places: &[PathBuf], view: View<'_>) -> io::Result<()> {
     let View { tmp, strict, shares, store } = view;
     if !shares {
-        own_queues();
+        queues::part();
     }
     unshare(CloneFlags::CLONE_NEWNS)?;
     remount(Path::new("/"), MsFlags::MS_REC | MsFlags::MS_PRIVATE)?;
