@@ -6,6 +6,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+/// Where Debian keeps its releases, and the keys that they are signed with.
+const ARCHIVE: &str = "http://deb.debian.org/debian";
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
 /// Sees to it that `present` runs well, installing `package` if it does not.
 pub(crate) fn need(package: &str, present: impl Fn() -> bool) -> Result<()> {
     need_with(&[], package, present)
@@ -31,7 +35,7 @@ fn need_with(flags: &[&str], package: &str, present: impl Fn() -> bool) -> Resul
     Ok(())
 }
 
-/// The packages of one architecture.
+/// The packages of one architecture and release.
 pub(crate) struct Packages {
     /// What each of apt's programs is told first.
     flags: Vec<String>,
@@ -43,10 +47,30 @@ impl Packages {
         Self { flags: Vec::new() }
     }
 
-    /// Those of another architecture, from this machine's own sources.  What apt remembers of them
-    /// is in `folder`, so this machine's lists and architectures stay as they are.
+    /// Those of another architecture, from this machine's own sources.
     pub(crate) fn of(architecture: &str, folder: &Path) -> Result<Self> {
-        let state = folder.join(format!("apt-{architecture}"));
+        let more = [
+            format!("APT::Architecture={architecture}"),
+            format!("APT::Architectures::={architecture}"),
+        ];
+        Self::apart(&folder.join(format!("apt-{architecture}")), &more)
+    }
+
+    /// Those of another release of Debian, by its name, from Debian's own servers.
+    pub(crate) fn of_release(release: &str, folder: &Path) -> Result<Self> {
+        let sources = folder.join(format!("{release}.list"));
+        let text = format!("deb [signed-by={KEYRING}] {ARCHIVE} {release} main\n");
+        fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+        fs::write(&sources, text).with_context(|| sources.display().to_string())?;
+        let more = [
+            format!("Dir::Etc::SourceList={}", sources.display()),
+            "Dir::Etc::SourceParts=/dev/null".to_owned(),
+        ];
+        Self::apart(&folder.join(format!("apt-{release}")), &more)
+    }
+
+    /// What apt remembers of them is in `state`, so this machine's lists and architectures stay as they are.
+    fn apart(state: &Path, more: &[String]) -> Result<Self> {
         for needed in ["lists/partial", "archives/partial"] {
             let needed = state.join(needed);
             fs::create_dir_all(&needed).with_context(|| needed.display().to_string())?;
@@ -57,13 +81,12 @@ impl Packages {
             format!("Dir::State={}", state.display()),
             format!("Dir::State::status={}", status.display()),
             format!("Dir::Cache={}", state.display()),
-            format!("APT::Architecture={architecture}"),
-            format!("APT::Architectures::={architecture}"),
             "Acquire::Languages=none".to_owned(),
             // Its own user may not write where we may.
             "APT::Sandbox::User=root".to_owned(),
         ];
-        Ok(Self { flags: flags.into_iter().map(|flag| format!("-o{flag}")).collect() })
+        let flags = flags.iter().chain(more).map(|flag| format!("-o{flag}"));
+        Ok(Self { flags: flags.collect() })
     }
 
     fn apt(&self, program: &str) -> Command {

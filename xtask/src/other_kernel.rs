@@ -1,7 +1,7 @@
-//! Runs tests of smelt under a kernel that is not this machine's, in a guest that sees this machine's files.
+//! Runs tests of smelt under kernels that are not this machine's, in guests that see this machine's files.
 //!
-//! That kernel is told to have no Landlock, so that mount name spaces alone hold stages, and it knows file systems
-//! that a machine for development need not know.  Whatever a guest writes stays in its memory.
+//! Those kernels are told to have no Landlock, so that mount name spaces alone hold stages, and they know file systems
+//! that a machine for development need not know.  One is as old as JetPack 5's.  Whatever a guest writes stays in its memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,11 @@ use crate::debian::{self, Packages};
 use crate::guest::{Accelerator, Board, Kernel, Machine, need_qemu};
 use crate::{check, root, target};
 
-/// Always the newest of Debian's kernels; the one for virtual machines shares no folders.
+/// Always the newest of a release's kernels; the one for virtual machines shares no folders.
 const KERNEL: &str = "linux-image-amd64";
+
+/// Whose kernels are started: this machine's Debian, and Debian 11, which has Linux 5.10, as JetPack 5 has.
+const RELEASES: [Option<&str>; 2] = [None, Some("bullseye")];
 
 /// Where this machine's files come from, what they lie under, and the file systems that tests mount.
 const MODULES: [&str; 12] = [
@@ -64,16 +67,23 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let program =
         PathBuf::from(built.with_context(|| format!("cargo built no {PROGRAM}"))?.program);
     let folder = target().join("other-kernel");
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    let machine = match prepare(&folder, &program) {
-        Err(error) if if_possible => {
-            println!("NOT RUN, no other kernel was started: {error:#}");
-            return Ok(());
+    for release in RELEASES {
+        let folder = folder.join(release.unwrap_or("own"));
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        match prepare(&folder, &program, release) {
+            Err(error) if if_possible => {
+                println!("NOT RUN, no other kernel was started: {error:#}");
+            }
+            machine => run_tests(&machine?)?,
         }
-        machine => machine?,
-    };
-    let begin = Instant::now();
-    let console = machine.run("tests", "become\n", &shared(&folder)?, LIMIT)?;
+    }
+    Ok(())
+}
+
+/// Runs the tests in a guest, and prints what they tell.
+fn run_tests(machine: &Machine) -> Result<()> {
+    let (begin, folder) = (Instant::now(), &machine.folder);
+    let console = machine.run("tests", "become\n", &shared(folder)?, LIMIT)?;
     let told = judge(&console)
         .with_context(|| format!("see {}", folder.join("tests.console").display()))?;
     for line in told {
@@ -83,20 +93,24 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Fetches what is not here into `folder`, and finds out who executes.
-fn prepare(folder: &Path, program: &Path) -> Result<Machine> {
+/// Fetches what is not here into `folder`, with a kernel of `release`, and finds out who executes.
+fn prepare(folder: &Path, program: &Path, release: Option<&str>) -> Result<Machine> {
     need_qemu(Board::Pc)?;
     debian::need_alone("busybox-static", || debian::runs("busybox", "--help"))?;
     debian::need_alone("dosfstools", || debian::path_of("mkfs.vfat").is_ok())?;
     debian::need_alone("exfatprogs", || debian::path_of("mkfs.exfat").is_ok())?;
     let busybox = debian::path_of("busybox")?;
     let busybox = fs::read(&busybox).with_context(|| busybox.display().to_string())?;
+    let packages = match release {
+        Some(release) => Packages::of_release(release, folder)?,
+        None => Packages::own(),
+    };
     let mut machine = Machine {
         board: Board::Pc,
         accelerator: Accelerator::Tcg,
         memory_mib: MEMORY_MIB,
         kernel_says: WITHOUT_LANDLOCK,
-        kernel: Kernel::fetch(&Packages::own(), KERNEL, &MODULES, folder)?,
+        kernel: Kernel::fetch(&packages, KERNEL, &MODULES, folder)?,
         files: vec![
             ("bin/busybox".to_owned(), busybox),
             ("order".to_owned(), order(program, &NfsServer::fetch(folder)?).into_bytes()),
@@ -163,6 +177,7 @@ fn order(program: &Path, nfs: &NfsServer) -> String {
 /// A test failed, or was not run for another reason than that there is no Landlock.
 fn judge(console: &str) -> Result<Vec<String>> {
     let lines: Vec<&str> = console.lines().map(str::trim).collect();
+    let kernel = lines.iter().find_map(|line| line.strip_prefix("kernel: "));
     let lsm = lines.iter().find_map(|line| line.strip_prefix("lsm: "));
     let lsm = lsm.context("the guest did not become this machine")?;
     ensure!(!lsm.contains("landlock"), "the guest's kernel has Landlock: {lsm}");
@@ -181,7 +196,9 @@ fn judge(console: &str) -> Result<Vec<String>> {
     if let Some(none) = results.clone().find(|line| line.contains(" 0 passed")) {
         bail!("no test has such a name: {none}");
     }
-    Ok(TESTS.iter().zip(results).map(|(name, result)| format!("{name}: {result}")).collect())
+    let kernel = kernel.map(|kernel| format!("Linux {kernel}"));
+    let tests = TESTS.iter().zip(results).map(|(name, result)| format!("{name}: {result}"));
+    Ok(kernel.into_iter().chain(tests).collect())
 }
 
 #[cfg(test)]
@@ -192,14 +209,15 @@ mod tests {
         let test = |name: &str| {
             format!("begin {name}\r\ntest result: ok. 7 passed\r\nend {name} {end}\r\n")
         };
-        format!("lsm: {lsm}\r\n{more}\r\n{}", TESTS.map(test).concat())
+        format!("kernel: 5.10.0\r\nlsm: {lsm}\r\n{more}\r\n{}", TESTS.map(test).concat())
     }
 
     #[test]
     fn a_guest_that_ran_less_than_all_is_not_well() {
         let known = "not run: this machine has no landlock for Root";
         let told = judge(&console("capability", known, 0)).unwrap();
-        assert_eq!(told[1], "strict: test result: ok. 7 passed");
+        assert_eq!(told[0], "Linux 5.10.0");
+        assert_eq!(told[2], "strict: test result: ok. 7 passed");
         for (console, why) in [
             (console("capability", known, 101), "confinement failed"),
             (console("landlock,capability", known, 0), "has Landlock"),

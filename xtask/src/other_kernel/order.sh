@@ -15,6 +15,7 @@ mount -t nfsd nfsd /proc/fs/nfsd
 "$nfs/rpc.nfsd" --no-nfs-version 3 2
 echo Y >/proc/fs/nfsd/v4_end_grace
 unset LD_LIBRARY_PATH
+echo "kernel: $(uname -r)"
 echo "lsm: $(cat /sys/kernel/security/lsm)"
 cd FOLDER
 for name in TESTS; do
