@@ -573,6 +573,52 @@ fn fit_fetches_no_weights() {
 }
 
 #[test]
+fn a_gguf_file_of_a_hub_is_fitted_by_its_header_and_asked_by_its_name() {
+    let hub = gguf_hub();
+    let fit = |model: &str| hub.smelt(&["fit", model, "--json"], &[]);
+    let line = |model: &str| {
+        let fit = fit(model);
+        assert_eq!(fit.code, Some(0), "{model}: {}", fit.stderr);
+        let document: Value = serde_json::from_str(&fit.stdout).unwrap();
+        let of = |name: &str| document["lines"][0][name].clone();
+        (document["family"].clone(), of("scheme"), of("engines_bytes"), of("serving_bytes"))
+    };
+    let model = format!("hf:{REPO}:smollm.gguf");
+    let told = line(&model);
+    let asked = hub.server.asked().into_iter().filter(|asked| asked.is_storage);
+    let ranges: Vec<_> = asked.map(|asked| asked.range).collect();
+    assert!(!ranges.is_empty() && ranges.iter().all(Option::is_some), "{ranges:?}");
+    assert!(!hub.world.path("hf").exists(), "nothing is kept");
+    assert_eq!(told, line(&data("golden/gguf-words/smollm.gguf").display().to_string()));
+    assert_eq!(told, line(&format!("hf:{REPO}:q/{}", PARTS[0])), "in parts");
+    // Of several none is guessed; what cannot be read is one line.
+    let refused = |model: &str, variables: &[(&str, &str)], code: i32, words: &str| {
+        let fit = hub.smelt(&["fit", model], variables);
+        assert_eq!((fit.code, fit.stderr.lines().count()), (Some(code), 1), "{}", fit.stderr);
+        assert!(fit.stderr.contains(words), "{}", fit.stderr);
+    };
+    refused(REPO, &[], 4, "name one of them, as in hf:org/tiny-model:another.gguf");
+    refused(
+        &format!("hf:{REPO}:another.gguf"),
+        &[],
+        4,
+        "hf:org/tiny-model:another.gguf is no GGUF",
+    );
+    refused(&format!("hf:{REPO}:absent.gguf"), &[], 2, "has no file absent.gguf");
+    refused(&model, &[("HF_HUB_OFFLINE", "1")], 1, "HF_HUB_OFFLINE forbids");
+    hub.server.set(|state| state.faults = [Fault::Whole].into());
+    refused(&model, &[], 1, "no ranges");
+    // Built by that name, and then asked without the hub.
+    let question = ["--max-tokens", "4", "Hi there, what is 2?"];
+    let first = hub.smelt(&[&["chat", &model], &question[..]].concat(), &[]);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let nobody = [("HF_ENDPOINT", NOWHERE)];
+    let again = hub.smelt(&[&["chat", "smollm"], &question[..]].concat(), &nobody);
+    assert_eq!((again.code, &again.stdout), (Some(0), &first.stdout), "{}", again.stderr);
+    assert_eq!(line(&model), told, "as it is when it is here");
+}
+
+#[test]
 fn a_model_that_is_far_too_large_is_told_at_once() {
     let config = r#"{"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80,
         "num_attention_heads": 64, "num_key_value_heads": 8, "intermediate_size": 28672, "vocab_size": 128256,
