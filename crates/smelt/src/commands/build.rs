@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use smelt_backend::KvType;
 use smelt_fit::{FitLine, Wanted, table};
 use smelt_plan::pipeline::{Overrides, StageSpec};
 use smelt_plan::{Kind, Pipeline};
@@ -130,13 +131,13 @@ fn again(source: ModelSource, overrule: &OverruleFlags, file: PathBuf) -> Result
     }
     let pipeline = parse(&text, &file)?;
     // What it takes is told where its headers are at hand; the run itself says why they are not.
-    let line = line_of(&source, &pipeline);
+    let headers = Headers::of(&source).ok();
+    let line = headers.as_ref().and_then(|headers| line_of(&source, headers, &pipeline));
     Ok(Prepared { file, pipeline, line, why: "its pipeline was written before".to_owned() })
 }
 
 /// What the settings that a pipeline names take on this device.
-fn line_of(source: &ModelSource, pipeline: &Pipeline) -> Option<FitLine> {
-    let headers = Headers::of(source).ok()?;
+fn line_of(source: &ModelSource, headers: &Headers, pipeline: &Pipeline) -> Option<FitLine> {
     let scheme = said(pipeline, Kind::Quantize, "scheme");
     let scheme = scheme.or_else(|| (!headers.checkpoint.is_packed()).then(|| "none".to_owned()));
     let wants = scheme.as_deref().and_then(smelt_model::quantize::Scheme::parse);
@@ -147,7 +148,12 @@ fn line_of(source: &ModelSource, pipeline: &Pipeline) -> Option<FitLine> {
         scheme: scheme.filter(|_| !is_encoder),
         context: number("max-seq-len"),
         tiles: number("tiles"),
-        ..Wanted::default()
+        // What says nothing is served in the usual form.
+        kv: (!is_encoder).then(|| {
+            let said = said(pipeline, Kind::Deployment, "kv");
+            said.unwrap_or_else(|| KvType::default().word().to_owned())
+        }),
+        memory_bytes: said(pipeline, Kind::Deployment, "memory").and_then(|it| it.parse().ok()),
     };
     let device = device_profile::find(None, Measure::Nothing).ok()?;
     table(&facts, &device, &wanted, &[]).lines.into_iter().next()
@@ -220,11 +226,13 @@ fn settings(line: &FitLine) -> String {
         _ => format!("decoder in {scheme}"),
     });
     let vision = settings.vision.filter(|_| settings.scheme.is_some());
+    let kv = settings.kv.filter(|kv| *kv != KvType::default().word());
     let parts = [
         decoder,
         vision.map(|precision| format!("tower in {precision}")),
         settings.context.map(|context| format!("{context} tokens")),
         settings.tiles.map(|tiles| format!("{tiles} tiles")),
+        kv.map(|kv| format!("keys and values in {kv}")),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     if parts.is_empty() { "an encoder in f32".to_owned() } else { parts.join(", ") }
@@ -283,13 +291,19 @@ mod tests {
         let flags = OverruleFlags::default();
         let file = Path::new("m.toml");
         let (text, _) = init::drafted(source.clone(), &flags, Some("64GB"), file).unwrap();
-        let line = line_of(&source, &parse(&text, file).unwrap()).unwrap();
+        let headers = Headers::of(&source).unwrap();
+        let line = line_of(&source, &headers, &parse(&text, file).unwrap()).unwrap();
         assert_eq!(
             (line.settings.scheme.as_deref(), line.settings.context),
             (Some("int8"), Some(4096))
         );
         let edited = text.replace("max_seq_len = 4096", "max_seq_len = 2048");
-        let line = line_of(&source, &parse(&edited, file).unwrap()).unwrap();
-        assert_eq!(line.settings.context, Some(2048));
+        let line = line_of(&source, &headers, &parse(&edited, file).unwrap()).unwrap();
+        assert_eq!((line.settings.context, line.settings.kv), (Some(2048), Some("f16")));
+        let held = text.replace("slots = 8", "slots = 8\nkv = \"int8\"");
+        let held = held.replace("slots = \"${slots}\"", "slots = \"${slots}\"\nkv = \"${kv}\"");
+        let line = line_of(&source, &headers, &parse(&held, file).unwrap()).unwrap();
+        assert_eq!(line.settings.kv, Some("int8"));
+        assert!(settings(&line).ends_with("keys and values in int8"), "{}", settings(&line));
     }
 }

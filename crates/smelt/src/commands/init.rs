@@ -65,6 +65,7 @@ fn text_of(weighed: &Weighed, overrule: &OverruleFlags, file: &Path) -> Result<S
         from: from_beside(source, file)?,
         shape: model_facts::shape(&headers.checkpoint),
         line: &table.lines[0],
+        memory: overrule.memory.as_ref().map(|memory| memory.word.clone()),
         why: table.why.clone(),
         name,
     };
