@@ -335,6 +335,9 @@ pub(crate) struct ChatFlags {
     pub(crate) image_options: ImageFlags,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
+    /// Fetch and build a model of which nothing is built without asking, however large it is
+    #[arg(short, long)]
+    pub(crate) yes: bool,
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
@@ -376,6 +379,9 @@ pub(crate) struct EmbedFlags {
     /// Print one JSON document with the texts and their numbers of tokens
     #[arg(long)]
     pub(crate) json: bool,
+    /// Fetch and build a model of which nothing is built without asking, however large it is
+    #[arg(short, long)]
+    pub(crate) yes: bool,
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
@@ -394,6 +400,9 @@ pub(crate) struct RerankFlags {
     /// Print one JSON document with all scores
     #[arg(long)]
     pub(crate) json: bool,
+    /// Fetch and build a model of which nothing is built without asking, however large it is
+    #[arg(short, long)]
+    pub(crate) yes: bool,
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,

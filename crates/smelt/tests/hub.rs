@@ -38,6 +38,7 @@ pub(crate) enum Mood {
     Offline,
     NoRoom,
     NoTokenizer,
+    Large,
 }
 
 impl HubWorld {
@@ -72,6 +73,7 @@ impl HubWorld {
             Mood::Pickled => without("model.safetensors"),
             // The place of the weights, and more than any disk has.
             Mood::NoRoom => hub.server.set(|state| state.claim = Some((2, 500 << 30))),
+            Mood::Large => hub.server.set(|state| state.claim = Some((2, 600 << 20))),
             Mood::NoTokenizer => without("tokenizer.json"),
             Mood::Unreachable => hub.variables.push(("HF_ENDPOINT", NOWHERE)),
             Mood::Offline => hub.variables.push(("HF_HUB_OFFLINE", "1")),
@@ -117,6 +119,14 @@ impl HubWorld {
         let (said, statuses) = self.run(variables);
         assert!(statuses.iter().all(|one| one.ends_with(status)), "{statuses:?}\n{said}");
         said
+    }
+
+    /// Whether nothing was fetched and nothing is to be built.
+    pub(crate) fn is_untouched(&self) -> bool {
+        let fetched = self.fetched();
+        fetched.is_empty()
+            && !self.world.path("hf").exists()
+            && !self.world.path("tiny-model.toml").exists()
     }
 
     fn folder(&self) -> PathBuf {
@@ -616,6 +626,16 @@ fn a_gguf_file_of_a_hub_is_fitted_by_its_header_and_asked_by_its_name() {
     let again = hub.smelt(&[&["chat", "smollm"], &question[..]].concat(), &nobody);
     assert_eq!((again.code, &again.stdout), (Some(0), &first.stdout), "{}", again.stderr);
     assert_eq!(line(&model), told, "as it is when it is here");
+}
+
+#[test]
+fn a_script_is_told_what_is_fetched_and_not_asked() {
+    let hub = HubWorld::in_mood(Mood::NoRoom);
+    let chat = hub.smelt(&["chat", REPO, "Hi"], &[]);
+    assert_eq!(chat.code, Some(1), "{}", chat.stderr);
+    assert!(chat.stderr.contains("org/tiny-model: 500.00 GiB are fetched"), "{}", chat.stderr);
+    assert!(chat.stderr.contains("No space left on device"), "it went on: {}", chat.stderr);
+    assert!(!chat.stderr.contains("Go on?"), "{}", chat.stderr);
 }
 
 #[test]

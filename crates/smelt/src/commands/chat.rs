@@ -26,6 +26,7 @@ use smelt_serve::films;
 
 pub(super) use self::behind::Behind;
 use self::looking::Looking;
+use super::consent::Consent;
 use super::{open, target};
 use crate::cards;
 use crate::claim;
@@ -50,7 +51,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     if let Some(prompt) = &flags.prompt {
         not_a_picture(prompt, &format!("smelt chat {}", flags.target.display()))?;
     }
-    let dir = target::ready(&flags.target, &flags.sets);
+    let dir = target::ready(&flags.target, &flags.sets, Consent::of(flags.yes));
     let dir = dir.map_err(|failed| turned(flags).unwrap_or(failed))?;
     open::expect(&dir, "chat", &flags.target)?;
     let mut behind = Behind::of(&dir, flags.no_check)?;

@@ -19,6 +19,7 @@ use smelt_serve::{
     Reach, Running, ServeError, Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
 };
 
+use super::consent::Consent;
 use super::open::{self, Does, Heading};
 use super::target;
 use crate::cards;
@@ -44,7 +45,8 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     cards::want(flags.device);
     check_targets(flags)?;
     let targets = flags.targets.iter().map(|target| {
-        let built = target::build_missing(target, &flags.sets, target::Extent::All)?;
+        let (all, consent) = (target::Extent::All, Consent::of(flags.yes));
+        let built = target::build_missing(target, &flags.sets, all, consent)?;
         Ok(built.unwrap_or_else(|| target.clone()))
     });
     let targets = targets.collect::<Result<Vec<_>, Failed>>()?;

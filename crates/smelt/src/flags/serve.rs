@@ -69,6 +69,9 @@ pub(crate) struct ServeFlags {
     /// How long answers may still take after SIGTERM or SIGINT
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(crate) drain: Duration,
+    /// Fetch and build a model of which nothing is built without asking, however large it is
+    #[arg(short, long)]
+    pub(crate) yes: bool,
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
