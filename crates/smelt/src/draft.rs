@@ -16,6 +16,8 @@ const COMMAND: &str = "# smelt init ";
 /// Answers at once, and frames of a clip, where nobody says otherwise.
 const SLOTS: usize = 8;
 const FRAMES: usize = 32;
+/// The context that engines are built for where nobody says otherwise; of a model with fewer positions it would be refused.
+const BUILT_FOR: usize = 1024;
 /// What a stage may hold, in GiB, beside what it is forecast to hold.
 const SPARE_GIB: u64 = 1;
 
@@ -31,6 +33,8 @@ pub(crate) struct Draft<'a> {
     pub(crate) from: String,
     /// What is made of it.
     pub(crate) shape: Shape,
+    /// The longest sequence that its decoder is for.
+    pub(crate) positions: usize,
     /// The settings, and what they take.
     pub(crate) line: &'a FitLine,
     /// What whoever serves it may take, as it was typed; nothing where nobody said.
@@ -183,6 +187,10 @@ impl Draft<'_> {
         let rounded = if self.rounds() { "llm-quant" } else { "checkpoint" };
         let weights = if self.rounds() { "weights = \"llm-quant\"\n" } else { "" };
         let engine = gib(self.line.engines_bytes);
+        let built_for = match self.positions {
+            few @ 0..BUILT_FOR => format!("max-seq-len = {few}\n"),
+            _ => String::new(),
+        };
         let mut stages = Vec::new();
         if self.is_calibrated() {
             stages.push(format!(
@@ -194,7 +202,7 @@ impl Draft<'_> {
             stages.push(self.quantize());
         }
         stages.push(format!(
-            "[stage.llm-engine]\nkind = \"llm-engine-build\"\ncheckpoint = \"{rounded}\"\nlimits = {{ memory = \"{}GiB\", timeout = \"1h\" }}\n{}",
+            "[stage.llm-engine]\nkind = \"llm-engine-build\"\ncheckpoint = \"{rounded}\"\n{built_for}limits = {{ memory = \"{}GiB\", timeout = \"1h\" }}\n{}",
             engine.max(3),
             retry("llm-engine")
         ));
@@ -313,7 +321,8 @@ mod tests {
     fn drafted(model: &str, from: &str, (line, shape): (&FitLine, Shape)) -> String {
         let (command, name) = (format!("{model} --context 4096"), model.to_owned());
         let (model, from, why) = (model.to_owned(), from.to_owned(), "it fits".to_owned());
-        Draft { command, name, model, from, shape, line, memory: None, why }.text()
+        let (positions, memory) = (BUILT_FOR, None);
+        Draft { command, name, model, from, shape, positions, line, memory, why }.text()
     }
 
     /// A pipeline of the same settings that was written by hand has the same stages with the same keys.
@@ -354,6 +363,23 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_is_built_for_no_more_than_its_model_has() {
+        let (line, shape) = line("internvl3-tiny", None);
+        let engine = |positions| {
+            let [command, name, model, why] = ["m"; 4].map(str::to_owned);
+            let (from, shape) = ("synthetic:internvl3-tiny".to_owned(), shape.clone());
+            let line = &line;
+            let memory = None;
+            let draft = Draft { command, name, model, from, shape, positions, line, memory, why };
+            let pipeline = Pipeline::parse("p.toml", &draft.text(), &Overrides::default()).unwrap();
+            let mut stages = pipeline.stages.into_iter();
+            stages.find(|stage| stage.name.as_str() == "llm-engine").unwrap().params
+        };
+        let built_for = |positions| engine(positions)["max-seq-len"].as_u64();
+        assert_eq!([256, 1023, 1024, 32768].map(built_for), [256, 1023, 1024, 1024].map(Some));
+    }
+
+    #[test]
     fn what_holds_who_serves_it_is_written_where_it_is_not_so_anyway() {
         let (line, shape) = line("internvl3-tiny", None);
         let text = |kv, memory: Option<&str>| {
@@ -362,7 +388,8 @@ mod tests {
             let shape = shape.clone();
             let [command, name, model, why] = ["m"; 4].map(str::to_owned);
             let (from, memory) = ("synthetic:internvl3-tiny".to_owned(), memory.map(str::to_owned));
-            Draft { command, name, model, from, shape, line: &line, memory, why }.text()
+            let (positions, line) = (BUILT_FOR, &line);
+            Draft { command, name, model, from, shape, positions, line, memory, why }.text()
         };
         let usual = text("f16", None);
         assert!(!usual.contains("kv") && !usual.contains("\nmemory"), "{usual}");

@@ -47,7 +47,7 @@ pub(crate) fn run(flags: &FitFlags) -> Result<Exit, Failed> {
 pub(super) struct Weighed {
     pub(super) source: ModelSource,
     pub(super) headers: Headers,
-    facts: ModelFacts,
+    pub(super) facts: ModelFacts,
     device: DeviceProfile,
     pub(super) table: FitTable,
 }
