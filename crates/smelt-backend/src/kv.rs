@@ -43,8 +43,8 @@ impl KvType {
 /// How an engine keeps keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvOptions {
-    /// The form of the numbers.
-    pub kind: KvType,
+    /// The form of the numbers; without it the usual one, [`KvType::default`].
+    pub kind: Option<KvType>,
     /// Most bytes of all blocks together; without it, as many as full slots take.
     pub bytes_max: Option<u64>,
     /// Slots, in place of those the engine was built for; an empty one takes nothing.
@@ -55,6 +55,11 @@ pub struct KvOptions {
 }
 
 impl KvOptions {
+    /// The form of the numbers.
+    pub fn form(&self) -> KvType {
+        self.kind.unwrap_or_default()
+    }
+
     /// The limits of an engine that is opened so, which was built for some and is of a model with so many positions, where
     /// it says so.  `unfit` is the engine's refusal.
     ///

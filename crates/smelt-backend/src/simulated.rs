@@ -213,7 +213,7 @@ impl SimulatedDecoder {
             built_for: limits,
             positions: None,
             vocab: behaviour.vocab,
-            kv: kv.kind,
+            kv: kv.form(),
             hidden: HIDDEN,
             deepstack: 0,
             scheme: "none".to_owned(),

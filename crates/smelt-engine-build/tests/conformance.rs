@@ -27,7 +27,8 @@ fn built(model: &str, scheme: Scheme, dir: &Path) -> PathBuf {
 fn check(scheme: Scheme, kind: KvType) {
     let dir = TempDir::new().unwrap();
     let engine = built("internvl3-tiny", scheme, dir.path());
-    let open = |kv: KvOptions| BACKENDS.decoder(&engine, KvOptions { kind, ..kv }).unwrap();
+    let open =
+        |kv: KvOptions| BACKENDS.decoder(&engine, KvOptions { kind: Some(kind), ..kv }).unwrap();
     let hidden = open(KvOptions::default()).facts().hidden;
     let noise = |seed: usize| {
         let number = |at: usize| ((at * 37 + seed * 101) % 64) as f32 / 32.0 - 1.0;

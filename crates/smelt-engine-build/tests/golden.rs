@@ -106,7 +106,7 @@ fn exact(dir: &Path) -> LlmEngine {
 }
 
 fn with_kv(dir: &Path, kind: KvType) -> LlmEngine {
-    LlmEngine::open_with(dir, KvOptions { kind, ..KvOptions::default() }).unwrap()
+    LlmEngine::open_with(dir, KvOptions { kind: Some(kind), ..KvOptions::default() }).unwrap()
 }
 
 /// Largest error as a part of the largest expected value.

@@ -44,8 +44,11 @@ fn open(name: &str) -> LlmEngine {
 }
 
 fn with_kv(name: &str, kind: KvType, bytes_max: Option<u64>) -> LlmEngine {
-    LlmEngine::open_with(&built(name), KvOptions { kind, bytes_max, ..KvOptions::default() })
-        .unwrap()
+    LlmEngine::open_with(
+        &built(name),
+        KvOptions { kind: Some(kind), bytes_max, ..KvOptions::default() },
+    )
+    .unwrap()
 }
 
 fn checkpoint() -> Checkpoint {

@@ -86,7 +86,8 @@ fn check(path: &Path, case: &str, scheme: &str) -> Checkpoint {
 #[track_caller]
 fn check_engine(dir: &Path, case: &str, tokens: &[u32], expect: &[f32]) {
     let mut engine =
-        LlmEngine::open_with(dir, KvOptions { kind: KvType::F32, ..KvOptions::default() }).unwrap();
+        LlmEngine::open_with(dir, KvOptions { kind: Some(KvType::F32), ..KvOptions::default() })
+            .unwrap();
     let prompt = Prompt::plain(tokens, None);
     let rounded = engine.logits_all(0, &prompt).unwrap();
     near(&rounded, expect, &format!("{case}: engine in integers"));

@@ -1,6 +1,7 @@
 //! Asks the hub what a revision is: its commit, and its files with their sizes and hashes.
 
 use std::io::Read;
+use std::ops::Range;
 
 use serde::Deserialize;
 
@@ -86,7 +87,7 @@ impl Api<'_> {
     }
 
     fn text(&self, url: &str, repo: &Repo, revision: &Revision) -> Result<Vec<u8>, Failure> {
-        let answer = self.client.get(url, From { offset: 0, etag: None })?;
+        let answer = self.client.get(url, From::START)?;
         if answer.status != 200 {
             return Err(Failure::Lasting(self.refusal(&answer, url, repo, revision.as_str(), "")));
         }
@@ -103,7 +104,7 @@ impl Api<'_> {
     ) -> Result<Option<String>, HubError> {
         let url = self.file_url(repo, commit, file);
         let ask = || {
-            let answer = self.client.get(&url, From { offset: 0, etag: None })?;
+            let answer = self.client.get(&url, From::START)?;
             match answer.status {
                 200 => body(answer, &url, SMALL_BYTES_MAX).map(Some),
                 _ => match self.refusal(&answer, &url, repo, commit.as_str(), file) {
@@ -120,6 +121,35 @@ impl Api<'_> {
         };
         let text = text.map(String::from_utf8).transpose();
         text.map_err(|error| HubError::BadAnswer { url, why: error.to_string() })
+    }
+
+    /// The bytes of a file of a commit in a range that lies inside it.
+    pub(super) fn part(
+        &self,
+        (repo, commit, file): (&Repo, &Commit, &str),
+        range: Range<u64>,
+        mut patience: Patience,
+    ) -> Result<Vec<u8>, HubError> {
+        let url = self.file_url(repo, commit, file);
+        let count = range.end.saturating_sub(range.start);
+        let from = From { offset: range.start, count: Some(count), etag: None };
+        let ask = || {
+            let answer = self.client.get(&url, from)?;
+            match answer.status {
+                206 if start_of(&answer) == Some(range.start) => whole_part(answer, &url, count),
+                200 | 206 | 416 => Err(Failure::Lasting(HubError::NoParts { url: url.clone() })),
+                _ => {
+                    let refusal = self.refusal(&answer, &url, repo, commit.as_str(), file);
+                    Err(Failure::Lasting(refusal))
+                }
+            }
+        };
+        loop {
+            match ask() {
+                Ok(bytes) => return Ok(bytes),
+                Err(failure) => patience.after(failure, &url)?,
+            }
+        }
     }
 
     /// Where a file of a commit is.
@@ -158,6 +188,21 @@ impl Api<'_> {
             (status, _) => HubError::Refused { url: url.to_owned(), status },
         }
     }
+}
+
+/// A part of a file, of which so many bytes were asked for.
+fn whole_part(answer: Answer, url: &str, count: u64) -> Result<Vec<u8>, Failure> {
+    let bytes = body(answer, url, count)?;
+    match bytes.len() as u64 == count {
+        true => Ok(bytes),
+        false => Err(Failure::passing("the connection ended before the part")),
+    }
+}
+
+/// The offset that a part of a file says it begins at.
+pub(super) fn start_of(answer: &Answer) -> Option<u64> {
+    let range = answer.header("content-range")?.strip_prefix("bytes ")?;
+    range.split('-').next()?.trim().parse().ok()
 }
 
 /// All of an answer, if it has no more than so many bytes.

@@ -7,10 +7,10 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use super::Progress;
-use super::api::{Api, RemoteFile};
+use super::api::{Api, RemoteFile, start_of};
 use super::cache::{CHUNK_BYTES, Folder, Hash, Kept, publish, size_of};
 use super::error::{HubError, fault};
-use super::http::{Answer, Client, Failure, From, Patience};
+use super::http::{Client, Failure, From, Patience};
 use super::name::{Commit, FileName, Repo};
 use super::select::{Unfit, is_weights, select};
 
@@ -87,24 +87,10 @@ impl Job<'_> {
 
     fn choose(&self, files: Vec<RemoteFile>) -> Result<Vec<RemoteFile>, HubError> {
         let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
-        let chosen = select(&names, self.file).map_err(|unfit| self.unfit(unfit))?;
+        let unfit = |unfit| unfit_of(self.repo, self.commit, unfit);
+        let chosen = select(&names, self.file).map_err(unfit)?;
         let chosen: BTreeSet<String> = chosen.into_iter().map(str::to_owned).collect();
         Ok(files.into_iter().filter(|file| chosen.contains(&file.name)).collect())
-    }
-
-    fn unfit(&self, unfit: Unfit) -> HubError {
-        let (repo, commit) = (self.repo.to_string(), self.commit.to_string());
-        match unfit {
-            Unfit::NoWeights | Unfit::TooMany => HubError::NoCheckpoint { repo, commit },
-            Unfit::Pickled(file) => HubError::Pickled { repo, file },
-            Unfit::NoFile(file) => HubError::NoFile { repo, commit, file },
-            Unfit::ManyModels(files) => {
-                let count = files.len();
-                let shown = &files[..count.min(MODELS_SHOWN_MAX)];
-                let first = files.first().cloned().unwrap_or_default();
-                HubError::ManyModels { repo, count, files: shown.join(", "), first }
-            }
-        }
     }
 
     /// Where the file lies whole, if it does.  What is damaged is removed.
@@ -239,7 +225,7 @@ impl Job<'_> {
         patience: &mut Patience,
         tally: &mut Tally<'_>,
     ) -> Result<(), Failure> {
-        let from = From { offset: partial.bytes, etag: seen.etag.as_deref() };
+        let from = From { offset: partial.bytes, count: None, etag: seen.etag.as_deref() };
         let answer = self.client.get(&file.url, from)?;
         match answer.status {
             200 => partial.reset().map_err(Failure::Lasting)?,
@@ -288,6 +274,22 @@ impl Job<'_> {
     }
 }
 
+/// Why no checkpoint can be read from a commit.
+pub(super) fn unfit_of(repo: &Repo, commit: &Commit, unfit: Unfit) -> HubError {
+    let (repo, commit) = (repo.to_string(), commit.to_string());
+    match unfit {
+        Unfit::NoWeights | Unfit::TooMany => HubError::NoCheckpoint { repo, commit },
+        Unfit::Pickled(file) => HubError::Pickled { repo, file },
+        Unfit::NoFile(file) => HubError::NoFile { repo, commit, file },
+        Unfit::ManyModels(files) => {
+            let count = files.len();
+            let shown = &files[..count.min(MODELS_SHOWN_MAX)];
+            let first = files.first().cloned().unwrap_or_default();
+            HubError::ManyModels { repo, count, files: shown.join(", "), first }
+        }
+    }
+}
+
 /// What connections of this process have met.
 struct DownloadState {
     etag: Option<String>,
@@ -321,10 +323,4 @@ impl Partial {
         self.bytes += bytes.len() as u64;
         Ok(())
     }
-}
-
-/// The offset that a part of a file says it begins at.
-fn start_of(answer: &Answer) -> Option<u64> {
-    let range = answer.header("content-range")?.strip_prefix("bytes ")?;
-    range.split('-').next()?.trim().parse().ok()
 }

@@ -147,6 +147,14 @@ pub enum HubError {
         /// The status.
         status: u16,
     },
+    /// The server knows no ranges, so that what a file holds is not known before all of it is here.
+    #[error(
+        "{url} is sent whole or not at all (no ranges), so its header cannot be read alone; fetch it, and name the file by its path"
+    )]
+    NoParts {
+        /// The file.
+        url: String,
+    },
     /// The bytes are not those the hub has promised.
     #[error("{file} of {repo} arrived damaged twice: its hash is {found}, not {expected}")]
     WrongHash {

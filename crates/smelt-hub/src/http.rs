@@ -51,8 +51,23 @@ impl Failure {
 #[derive(Clone, Copy)]
 pub(super) struct From<'a> {
     pub(super) offset: u64,
+    /// How many bytes are wanted; all of the rest without it.
+    pub(super) count: Option<u64>,
     /// The rest is of use only if the file is still this one.
     pub(super) etag: Option<&'a str>,
+}
+
+impl From<'_> {
+    /// All of a file.
+    pub(super) const START: Self = Self { offset: 0, count: None, etag: None };
+
+    /// As a header says it; nothing where all is wanted.
+    fn range(&self) -> Option<String> {
+        let Self { offset, count, .. } = *self;
+        let last = count.map(|count| offset.saturating_add(count).saturating_sub(1));
+        let last = last.map_or_else(String::new, |last| last.to_string());
+        (offset > 0 || count.is_some()).then(|| format!("bytes={offset}-{last}"))
+    }
 }
 
 /// The answer at the end of the redirects.
@@ -131,7 +146,7 @@ impl Client {
 
     /// Asks what the hub says of `url`, without the content.
     pub(super) fn head(&self, url: &str) -> Result<Answer, Failure> {
-        self.follow(Method::Head, url, From { offset: 0, etag: None })
+        self.follow(Method::Head, url, From::START)
     }
 
     fn follow(&self, method: Method, url: &str, from: From<'_>) -> Result<Answer, Failure> {
@@ -186,8 +201,8 @@ impl Client {
         if let Some(token) = self.token.as_ref().filter(|_| is_same_origin(at, &self.endpoint)) {
             request = request.header("Authorization", token.header());
         }
-        if from.offset > 0 {
-            request = request.header("Range", format!("bytes={}-", from.offset));
+        if let Some(range) = from.range() {
+            request = request.header("Range", range);
             if let Some(etag) = from.etag {
                 request = request.header("If-Range", etag);
             }

@@ -14,12 +14,14 @@ mod name;
 mod select;
 mod settings;
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use api::{Api, Listing, RemoteFile};
 use cache::{Folder, Kept};
 use http::Client;
+use select::Unfit;
 
 pub use error::HubError;
 pub use name::{Address, Commit, FileName, Repo, Revision};
@@ -66,6 +68,15 @@ pub struct Resolved {
     pub commit: Commit,
     /// Why the cache was asked instead of the hub, where it was: the commit may not be the newest.
     pub remembered: Option<String>,
+}
+
+/// A GGUF file of a commit, or a part of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GgufFile {
+    /// Its name, with the folders it lies in.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
 }
 
 /// A hub and its cache.
@@ -184,15 +195,82 @@ impl Hub {
         address: &Address,
         commit: &Commit,
     ) -> Result<Option<u64>, HubError> {
-        let Address { repo, file, .. } = address;
-        let what = || format!("the files of {repo} at commit {commit}");
+        self.in_weights(address, commit, |weights| {
+            weights.ok()?.into_iter().map(|listed| listed.bytes).sum()
+        })
+    }
+
+    /// The GGUF file that a download of `commit` would bring, all parts of it in their order; nothing where its weights are
+    /// of another form.
+    pub fn gguf_files(
+        &self,
+        address: &Address,
+        commit: &Commit,
+    ) -> Result<Option<Vec<GgufFile>>, HubError> {
+        let repo = &address.repo;
+        let found = self.in_weights(address, commit, |weights| {
+            let models = weights?.into_iter().filter(|listed| select::is_gguf(&listed.name));
+            Ok(models.map(|listed| (listed.name.clone(), listed.bytes)).collect::<Vec<_>>())
+        })?;
+        let found = found.map_err(|unfit| download::unfit_of(repo, commit, unfit))?;
+        let file = |(name, bytes): (String, Option<u64>)| {
+            let url = self.api().file_url(repo, commit, &name);
+            let why = "it does not say how large it is".to_owned();
+            let bytes = bytes.ok_or(HubError::BadAnswer { url, why })?;
+            Ok(GgufFile { name, bytes })
+        };
+        let files = found.into_iter().map(file).collect::<Result<Vec<_>, HubError>>()?;
+        Ok(Some(files).filter(|files| !files.is_empty()))
+    }
+
+    /// The bytes of a file of `commit` in a range that lies inside it, as they are sent: nothing holds them against a hash.
+    /// Writes nothing.
+    ///
+    /// # Errors
+    /// [`HubError::NoParts`] where the server sends whole files alone.
+    pub fn part(
+        &self,
+        repo: &Repo,
+        commit: &Commit,
+        file: &str,
+        range: Range<u64>,
+    ) -> Result<Vec<u8>, HubError> {
+        if self.settings.is_offline {
+            return Err(self.not_cached(format!("{file} of {repo} at commit {commit}")));
+        }
+        self.api().part((repo, commit, file), range, self.client.patience())
+    }
+
+    /// Bytes that a download of `commit` would still fetch of its weights, as the hub lists them; nothing where it does not
+    /// say, or where no checkpoint can be read from the commit.
+    pub fn missing_bytes(
+        &self,
+        address: &Address,
+        commit: &Commit,
+    ) -> Result<Option<u64>, HubError> {
+        let folder = self.folder(&address.repo);
+        self.in_weights(address, commit, |weights| {
+            let missing = |listed: &RemoteFile| folder.missing_bytes(commit, listed);
+            weights.ok()?.into_iter().map(missing).sum()
+        })
+    }
+
+    /// What `ask` finds in the weights, as they are listed, that a download of `commit` brings.
+    fn in_weights<T>(
+        &self,
+        Address { repo, file, .. }: &Address,
+        commit: &Commit,
+        ask: impl FnOnce(Result<Vec<&RemoteFile>, Unfit>) -> T,
+    ) -> Result<T, HubError> {
+        let what = || format!("the list of files of {repo} at commit {commit}");
         self.in_listing(repo, commit, what, |files| {
             let names: Vec<&str> = files.iter().map(|listed| listed.name.as_str()).collect();
-            let chosen = select::select(&names, file.as_ref()).ok()?;
-            let is_chosen = |listed: &&RemoteFile| chosen.contains(&listed.name.as_str());
-            let weights = files.iter().filter(is_chosen);
-            let weights = weights.filter(|listed| select::is_weights(&listed.name));
-            weights.map(|listed| listed.bytes).sum()
+            ask(select::select(&names, file.as_ref()).map(|chosen| {
+                let is_it = |listed: &&RemoteFile| {
+                    select::is_weights(&listed.name) && chosen.contains(&listed.name.as_str())
+                };
+                files.iter().filter(is_it).collect()
+            }))
         })
     }
 

@@ -127,7 +127,7 @@ fn is_safetensors(file: &str) -> bool {
 }
 
 /// Configuration, tokenizer and weights in one file.
-fn is_gguf(file: &str) -> bool {
+pub(super) fn is_gguf(file: &str) -> bool {
     file.ends_with(".gguf")
 }
 

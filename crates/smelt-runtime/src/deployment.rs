@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
-use smelt_backend::{Backends, Decoder, ENGINE_FILE, KvOptions, OpenError, VisionEngine};
+use smelt_backend::{Backends, Decoder, ENGINE_FILE, KvOptions, KvType, OpenError, VisionEngine};
 pub use smelt_family::ModelFamily;
 
 pub use crate::deployment_error::DeploymentError;
@@ -111,9 +111,25 @@ pub struct Serving {
     /// Most frames of a clip.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frames: Option<usize>,
+    /// The form of keys and values; else the usual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv: Option<KvType>,
+    /// Bytes that whoever serves it may take, all of its process; else what is free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_max: Option<u64>,
 }
 
 impl Serving {
+    /// What is not said in `kv`, as this says it.
+    fn of_kv(&self, kv: KvOptions) -> KvOptions {
+        KvOptions {
+            kind: kv.kind.or(self.kv),
+            max_seq_len: kv.max_seq_len.or(self.max_seq_len),
+            max_slots: kv.max_slots.or(self.slots),
+            ..kv
+        }
+    }
+
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -273,9 +289,7 @@ impl Deployment {
         let Engines { vision: seeing, llm: speaking } = spec.engines(backends, at)?;
         let vision = seeing.as_ref().map(|vision| backends.vision(vision));
         let vision = vision.transpose()?.unwrap_or_default();
-        let max_seq_len = kv.max_seq_len.or(spec.serving.max_seq_len);
-        let kv = KvOptions { max_seq_len, max_slots: kv.max_slots.or(spec.serving.slots), ..kv };
-        let llm = backends.decoder(&speaking, kv)?;
+        let llm = backends.decoder(&speaking, spec.serving.of_kv(kv))?;
         let engines = engines_of(seeing.iter().chain([&speaking]))?;
         let clip = spec.clip.as_ref();
         let clip = clip.map(|clip| Similarity::open_at(backends, dir, at, clip)).transpose()?;
@@ -291,6 +305,14 @@ impl Deployment {
         text.marks = template.marks(&text.tokenizer);
         text.content_format = template.content_format(text.spec.picture());
         text.template = template;
+        self
+    }
+
+    /// Holds whoever serves it to so many bytes, whatever the deployment says; without a number to those of the deployment.
+    #[must_use]
+    pub fn with_memory_max(mut self, bytes: Option<u64>) -> Self {
+        let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
+        text.spec.serving.memory_bytes_max = bytes.or(text.spec.serving.memory_bytes_max);
         self
     }
 

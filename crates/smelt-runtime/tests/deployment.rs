@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_backend::HostFeatures;
+use smelt_backend::{HostFeatures, KvOptions, KvType};
 use smelt_engine::{BACKENDS, vision};
 use smelt_engine_build::graph::{self, Precision};
 use smelt_engine_build::llm;
@@ -14,7 +14,7 @@ use smelt_model::dtype::Dtype;
 use smelt_model::export;
 use smelt_model::grid::Grid;
 use smelt_model::safetensors::Reader;
-use smelt_runtime::deployment::{Deployment, ModelFamily, Spec, eos_tokens};
+use smelt_runtime::deployment::{Deployment, ModelFamily, Serving, Spec, eos_tokens};
 use smelt_runtime::generate::{
     Answer, Encoded, Finish, GenerateError, Request, SamplingParams, answer, generate,
 };
@@ -24,7 +24,7 @@ use smelt_runtime::image::{
 use smelt_runtime::prepare::{PrepareError, Question};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings as Sampling;
-use smelt_runtime::service::give_what_is_left;
+use smelt_runtime::service::{Options, Service, StartError, give_what_is_left};
 use smelt_runtime::template::{Context, Ending};
 use smelt_runtime::tokenizer::Tokenizer;
 use smelt_runtime::vision::Embedded;
@@ -240,10 +240,32 @@ fn a_prompt_that_memory_does_not_hold_is_refused_before_pictures_are_looked_at()
     let error =
         generate(&mut deployment, &request(&turns, &[], &sampling_params), heard).unwrap_err();
     assert!(matches!(error, GenerateError::NoRoom { room: 0, .. }), "{error}");
-    assert!(give_what_is_left(&mut *deployment.llm).is_ok(), "a machine has this much");
+    assert!(give_what_is_left(&mut *deployment.llm, Some(1)).is_err(), "a cap counts");
+    assert!(give_what_is_left(&mut *deployment.llm, None).is_ok(), "a machine has this much");
     assert!(
         generate(&mut deployment, &request(&turns, &[], &sampling_params), &mut |_| {}).is_ok()
     );
+}
+
+#[test]
+fn a_deployment_is_opened_as_it_says_that_it_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let kv = Some(KvType::Int8);
+    let serving = Serving { kv, memory_bytes_max: Some(1), ..Serving::default() };
+    let deployed = deploy_on(dir.path(), &[], &Spec { serving, ..spec() });
+    let opened = |kind| {
+        let kv = KvOptions { kind, ..KvOptions::default() };
+        Deployment::open_with(BACKENDS, &deployed, kv).unwrap()
+    };
+    assert_eq!(opened(None).llm.facts().kv, KvType::Int8);
+    assert_eq!(opened(Some(KvType::F32)).llm.facts().kv, KvType::F32, "who says so goes before");
+    let started = |deployment, memory_max| {
+        Service::start(deployment, Options { memory_max, ..Options::default() })
+    };
+    assert!(matches!(started(opened(None), None), Err(StartError::DoesNotFit(_))));
+    assert!(started(opened(None), Some(1 << 40)).is_ok(), "who says so goes before");
+    let held = opened(None).with_memory_max(Some(1 << 40));
+    assert!(started(held, None).is_ok(), "and whoever opens it");
 }
 
 #[test]

@@ -551,7 +551,7 @@ fn what_was_saved_is_put_back_and_answers_are_the_same_to_the_bit() {
             false => assert!(matches!(put, Err(KeptError::TooMuch { .. })), "{put:?}"),
         }
     }
-    let other_kv = start(KvOptions { kind: KvType::F32, ..KvOptions::default() });
+    let other_kv = start(KvOptions { kind: Some(KvType::F32), ..KvOptions::default() });
     let refused = other_kv.restore(&client, &mut &file[..]);
     assert!(matches!(refused, Err(KeptError::Other("--kv"))), "{refused:?}");
     let spec = Deployment::open(BACKENDS, &deployed).unwrap().text.spec.clone();

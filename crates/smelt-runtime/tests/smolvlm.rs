@@ -107,7 +107,7 @@ struct Answer {
 #[test]
 fn smolvlm_answers_as_transformers_does() {
     let dir = TempDir::new().unwrap();
-    let kv = KvOptions { kind: KvType::F32, ..KvOptions::default() };
+    let kv = KvOptions { kind: Some(KvType::F32), ..KvOptions::default() };
     let mut deployment = Deployment::open_with(BACKENDS, &deploy(2, dir.path()), kv).unwrap();
     deployment.verify_digests(&mut |_| {}).unwrap();
     let context = &Context::default();

@@ -4,6 +4,7 @@
 
 use std::fmt::Write as _;
 
+use smelt_backend::KvType;
 use smelt_fit::FitLine;
 use smelt_model::grid::Grid;
 use smelt_model::quantize::Method;
@@ -15,6 +16,8 @@ const COMMAND: &str = "# smelt init ";
 /// Answers at once, and frames of a clip, where nobody says otherwise.
 const SLOTS: usize = 8;
 const FRAMES: usize = 32;
+/// The context that engines are built for where nobody says otherwise; of a model with fewer positions it would be refused.
+const BUILT_FOR: usize = 1024;
 /// What a stage may hold, in GiB, beside what it is forecast to hold.
 const SPARE_GIB: u64 = 1;
 
@@ -30,8 +33,12 @@ pub(crate) struct Draft<'a> {
     pub(crate) from: String,
     /// What is made of it.
     pub(crate) shape: Shape,
+    /// The longest sequence that its decoder is for.
+    pub(crate) positions: usize,
     /// The settings, and what they take.
     pub(crate) line: &'a FitLine,
+    /// What whoever serves it may take, as it was typed; nothing where nobody said.
+    pub(crate) memory: Option<String>,
     /// Why these, in a sentence.
     pub(crate) why: String,
 }
@@ -86,6 +93,11 @@ impl Draft<'_> {
         self.line.settings.tiles.filter(|_| self.sees())
     }
 
+    /// How keys and values are kept, where that is not how they are kept anyway.
+    fn kv(&self) -> Option<&'static str> {
+        self.line.settings.kv.filter(|kv| *kv != KvType::default().word())
+    }
+
     /// Whether a stage rounds its weights.
     fn rounds(&self) -> bool {
         self.line.settings.method.is_some()
@@ -119,7 +131,7 @@ impl Draft<'_> {
     fn params(&self) -> String {
         let mut text = String::new();
         if self.line.settings.context.is_some() {
-            text.push_str("# Context, tiles, frames and slots are limits of serving: no engine is built anew where they change.\n");
+            text.push_str("# Limits of serving: no engine is built anew where they change, and flags of chat and serve go before them.\n");
         }
         let _ = write!(text, "[params]\nmodel = {}\n", quoted(&self.from));
         if let Some(context) = self.line.settings.context {
@@ -130,11 +142,20 @@ impl Draft<'_> {
         }
         if self.line.settings.context.is_some() {
             let _ = writeln!(text, "slots = {SLOTS}");
+            for (name, word) in self.held() {
+                let _ = writeln!(text, "{name} = {}", quoted(word));
+            }
         }
         if self.sees() {
             let _ = writeln!(text, "frames = {FRAMES}");
         }
         text
+    }
+
+    /// What holds who serves it, where anything does.
+    fn held(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let held = [("kv", self.kv()), ("memory", self.memory.as_deref())];
+        held.into_iter().filter_map(|(name, word)| Some((name, word?)))
     }
 
     /// The tower: its graph, and the engine of that.
@@ -166,6 +187,10 @@ impl Draft<'_> {
         let rounded = if self.rounds() { "llm-quant" } else { "checkpoint" };
         let weights = if self.rounds() { "weights = \"llm-quant\"\n" } else { "" };
         let engine = gib(self.line.engines_bytes);
+        let built_for = match self.positions {
+            few @ 0..BUILT_FOR => format!("max-seq-len = {few}\n"),
+            _ => String::new(),
+        };
         let mut stages = Vec::new();
         if self.is_calibrated() {
             stages.push(format!(
@@ -177,7 +202,7 @@ impl Draft<'_> {
             stages.push(self.quantize());
         }
         stages.push(format!(
-            "[stage.llm-engine]\nkind = \"llm-engine-build\"\ncheckpoint = \"{rounded}\"\nlimits = {{ memory = \"{}GiB\", timeout = \"1h\" }}\n{}",
+            "[stage.llm-engine]\nkind = \"llm-engine-build\"\ncheckpoint = \"{rounded}\"\n{built_for}limits = {{ memory = \"{}GiB\", timeout = \"1h\" }}\n{}",
             engine.max(3),
             retry("llm-engine")
         ));
@@ -215,6 +240,9 @@ impl Draft<'_> {
         }
         if self.tiles().is_some() {
             text.push_str("tiles = \"${tiles}\"\n");
+        }
+        for (name, _) in self.held() {
+            let _ = writeln!(text, "{name} = \"${{{name}}}\"");
         }
         let _ = write!(
             text,
@@ -293,7 +321,8 @@ mod tests {
     fn drafted(model: &str, from: &str, (line, shape): (&FitLine, Shape)) -> String {
         let (command, name) = (format!("{model} --context 4096"), model.to_owned());
         let (model, from, why) = (model.to_owned(), from.to_owned(), "it fits".to_owned());
-        Draft { command, name, model, from, shape, line, why }.text()
+        let (positions, memory) = (BUILT_FOR, None);
+        Draft { command, name, model, from, shape, positions, line, memory, why }.text()
     }
 
     /// A pipeline of the same settings that was written by hand has the same stages with the same keys.
@@ -331,6 +360,47 @@ mod tests {
         let text = drafted("m", "synthetic:internvl3-tiny", (&line, shape));
         assert_eq!(command_of(&text), Some("m --context 4096"));
         assert_eq!(command_of("smelt = 1\n# by hand\n"), None);
+    }
+
+    #[test]
+    fn an_engine_is_built_for_no_more_than_its_model_has() {
+        let (line, shape) = line("internvl3-tiny", None);
+        let engine = |positions| {
+            let [command, name, model, why] = ["m"; 4].map(str::to_owned);
+            let (from, shape) = ("synthetic:internvl3-tiny".to_owned(), shape.clone());
+            let line = &line;
+            let memory = None;
+            let draft = Draft { command, name, model, from, shape, positions, line, memory, why };
+            let pipeline = Pipeline::parse("p.toml", &draft.text(), &Overrides::default()).unwrap();
+            let mut stages = pipeline.stages.into_iter();
+            stages.find(|stage| stage.name.as_str() == "llm-engine").unwrap().params
+        };
+        let built_for = |positions| engine(positions)["max-seq-len"].as_u64();
+        assert_eq!([256, 1023, 1024, 32768].map(built_for), [256, 1023, 1024, 1024].map(Some));
+    }
+
+    #[test]
+    fn what_holds_who_serves_it_is_written_where_it_is_not_so_anyway() {
+        let (line, shape) = line("internvl3-tiny", None);
+        let text = |kv, memory: Option<&str>| {
+            let mut line = line.clone();
+            line.settings.kv = Some(kv);
+            let shape = shape.clone();
+            let [command, name, model, why] = ["m"; 4].map(str::to_owned);
+            let (from, memory) = ("synthetic:internvl3-tiny".to_owned(), memory.map(str::to_owned));
+            let (positions, line) = (BUILT_FOR, &line);
+            Draft { command, name, model, from, shape, positions, line, memory, why }.text()
+        };
+        let usual = text("f16", None);
+        assert!(!usual.contains("kv") && !usual.contains("\nmemory"), "{usual}");
+        let held = text("int8", Some("3GiB"));
+        let pipeline = Pipeline::parse("p.toml", &held, &Overrides::default()).unwrap();
+        let stages = pipeline.stages.iter();
+        let deployment = stages.clone().find(|stage| stage.name.as_str() == "deployment").unwrap();
+        assert_eq!(deployment.params["kv"], "int8");
+        assert_eq!(deployment.params["memory"], 3_u64 << 30);
+        assert_eq!(keys(&held)["llm-engine"], keys(&usual)["llm-engine"], "no engine is anew");
+        assert_ne!(keys(&held)["deployment"], keys(&usual)["deployment"]);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Command, CommandFactory as _, Parser};
 use smelt_backend::KvType;
 use smelt_exec::Space;
+use smelt_plan::quantity;
 use smelt_runtime::image::{FRAMES_MAX, Wanted};
 
 use crate::cards::DeviceChoice;
@@ -316,9 +317,13 @@ pub(crate) struct ChatFlags {
     /// The most tokens to answer with
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) max_tokens: usize,
-    /// How keys and values are kept: f32, f16 or int8 (a byte and a scale for each head)
-    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
-    pub(crate) kv: KvType,
+    /// The most memory of the whole command, as in 3GiB (default: what the deployment says, else what is free)
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<u64>,
+    /// How keys and values are kept: f32, f16 or int8, a byte and a scale for each head (default: what the deployment
+    /// says, else f16)
+    #[arg(long, value_name = "TYPE", value_parser = kv_type)]
+    pub(crate) kv: Option<KvType>,
     /// The longest conversation with its answer, up to the positions of the model (default: what the
     /// deployment says, else what the engine was built for)
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
@@ -330,6 +335,9 @@ pub(crate) struct ChatFlags {
     pub(crate) image_options: ImageFlags,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
+    /// Fetch and build a model of which nothing is built without asking, however large it is
+    #[arg(short, long)]
+    pub(crate) yes: bool,
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
@@ -371,6 +379,9 @@ pub(crate) struct EmbedFlags {
     /// Print one JSON document with the texts and their numbers of tokens
     #[arg(long)]
     pub(crate) json: bool,
+    /// Fetch and build a model of which nothing is built without asking, however large it is
+    #[arg(short, long)]
+    pub(crate) yes: bool,
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
@@ -389,6 +400,9 @@ pub(crate) struct RerankFlags {
     /// Print one JSON document with all scores
     #[arg(long)]
     pub(crate) json: bool,
+    /// Fetch and build a model of which nothing is built without asking, however large it is
+    #[arg(short, long)]
+    pub(crate) yes: bool,
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
@@ -429,6 +443,10 @@ const JOBS_MAX: usize = 256;
 
 fn kv_type(text: &str) -> Result<KvType, String> {
     KvType::parse(text).ok_or_else(|| "it is f32, f16 or int8".to_owned())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    quantity::bytes(text).map_err(|error| error.to_string())
 }
 
 fn jobs(text: &str) -> Result<usize, String> {

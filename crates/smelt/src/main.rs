@@ -66,6 +66,8 @@ mod export_options;
 #[cfg(feature = "build")]
 mod forecast;
 #[cfg(feature = "build")]
+mod gguf_headers;
+#[cfg(feature = "build")]
 mod ladder;
 #[cfg(feature = "build")]
 mod memo;

@@ -9,7 +9,7 @@ use smelt_engine::llm::{KvType, kv_block};
 use smelt_engine_build::graph::{self, Precision};
 use smelt_engine_build::llm;
 use smelt_fit::{DecoderOption, KvSize, ModelFacts, PhotographCost, TowerOption, building};
-use smelt_hub::{Address, Commit, Hub, HubError};
+use smelt_hub::{Address, Commit, GgufFile, Hub, HubError};
 use smelt_model::checkpoint::{CONFIG_FILE, Checkpoint};
 use smelt_model::decoder::Decoder;
 use smelt_model::dtype::Dtype;
@@ -22,7 +22,8 @@ use smelt_runtime::image::{Cutting, ImageOptions, ImageProcessor};
 use smelt_runtime::service;
 
 use crate::draft::Shape;
-use crate::exit::{Exit, Failed};
+use crate::exit::Failed;
+use crate::gguf_headers::GgufHeaders;
 use crate::hub;
 use crate::load;
 use crate::model_name::{ModelSource, nearest_names};
@@ -53,6 +54,8 @@ pub(crate) struct Headers {
     pub(crate) checkpoint: Checkpoint,
     /// Bytes of its weights where it comes from.
     fetch_bytes: u64,
+    /// Bytes of them that a hub would be asked for.
+    pub(crate) missing_bytes: u64,
     files: Files,
 }
 
@@ -83,13 +86,14 @@ impl Headers {
     fn at(path: &Path) -> Result<Self, Failed> {
         let checkpoint = Checkpoint::open(path).map_err(Failed::model)?;
         let files = Files::Directory(checkpoint.dir().to_owned());
-        Ok(Self { fetch_bytes: 0, files, checkpoint })
+        Ok(Self { fetch_bytes: 0, missing_bytes: 0, files, checkpoint })
     }
 
     fn synthetic(name: &'static str) -> Result<Self, Failed> {
         let unknown = || Failed::usage(format!("no synthetic model is called \"{name}\""));
         let checkpoint = Checkpoint::described_synthetic(name).ok_or_else(unknown)?;
-        Ok(Self { fetch_bytes: checkpoint.bytes(), checkpoint, files: Files::Synthetic(name) })
+        let files = Files::Synthetic(name);
+        Ok(Self { fetch_bytes: checkpoint.bytes(), missing_bytes: 0, checkpoint, files })
     }
 
     fn of_hub(address: &Address) -> Result<Self, Failed> {
@@ -103,22 +107,56 @@ impl Headers {
         {
             return Ok(Self { fetch_bytes: here.checkpoint.bytes(), ..here });
         }
+        let is_away = |error: &HubError| {
+            matches!(error, HubError::Offline { .. } | HubError::Unreachable { .. })
+        };
+        let others = match hub.gguf_files(address, &commit) {
+            Ok(Some(files)) => return Self::of_gguf(hub, address, commit, &files),
+            Err(error) if address.file.is_some() || !is_away(&error) => return Err(failed(error)),
+            others => others,
+        };
+        // The cache may have it where nobody can be asked for a list.
         let config = hub.small_file(&address.repo, &commit, CONFIG_FILE).map_err(failed)?;
-        let (Some(config), None) = (config, &address.file) else {
-            return Err(Failed::new(
-                Exit::BadModel,
-                format!(
-                    "hf:{address}: what a GGUF file holds is known once it is here; `smelt build` fetches and builds it"
-                ),
-            ));
+        let Some(config) = config else {
+            let (repo, commit) = (address.repo.to_string(), commit.to_string());
+            let none = || HubError::NoCheckpoint { repo, commit };
+            return Err(failed(others.err().unwrap_or_else(none)));
         };
         let stored = hub.weights_bytes(address, &commit).ok().flatten();
         let path = Path::new(address.repo.as_str()).join(CONFIG_FILE);
         let described = Checkpoint::described(&config, &path, stored);
         let checkpoint = described.map_err(Failed::model)?;
         let fetch_bytes = stored.unwrap_or_else(|| checkpoint.bytes());
+        Ok(Self::at_hub(hub, address, commit, checkpoint, fetch_bytes))
+    }
+
+    /// Of a GGUF file of a hub, in its parts, by their headers.
+    fn of_gguf(
+        hub: Hub,
+        address: &Address,
+        commit: Commit,
+        files: &[GgufFile],
+    ) -> Result<Self, Failed> {
+        let headers = GgufHeaders::fetch(&hub, &address.repo, &commit, files)?;
+        let opened = Checkpoint::open(headers.first()).map_err(Failed::model);
+        let name = format!("hf:{address}");
+        let checkpoint = opened.map_err(|why| why.renamed(headers.first().display(), name))?;
+        let fetch_bytes = files.iter().map(|file| file.bytes).sum();
+        Ok(Self::at_hub(hub, address, commit, checkpoint, fetch_bytes))
+    }
+
+    /// Of a checkpoint whose weights, so many bytes, are at a hub.
+    fn at_hub(
+        hub: Hub,
+        address: &Address,
+        commit: Commit,
+        checkpoint: Checkpoint,
+        fetch_bytes: u64,
+    ) -> Self {
+        let missing_bytes = hub.missing_bytes(address, &commit).ok().flatten();
+        let missing_bytes = missing_bytes.unwrap_or(fetch_bytes);
         let files = Files::Hub(Box::new((hub, address.clone(), commit)));
-        Ok(Self { checkpoint, fetch_bytes, files })
+        Self { checkpoint, fetch_bytes, missing_bytes, files }
     }
 
     /// A small file of it.

@@ -43,7 +43,7 @@ macro_rules! carry {
 }
 
 /// The pipelines of models that somebody asks for by name, by name.
-pub(crate) static PIPELINES: [ShippedPipeline; 17] = carry![
+pub(crate) static PIPELINES: [ShippedPipeline; 18] = carry![
     "cosmos-reason2-2b-int8",
     "internvl3-1b-bf16",
     "internvl3-1b-int4",
@@ -54,6 +54,7 @@ pub(crate) static PIPELINES: [ShippedPipeline; 17] = carry![
     "minilm",
     "qwen2-vl-2b-int4",
     "qwen2_5-vl-3b-awq",
+    "qwen2_5-vl-3b-gptq",
     "qwen2_5-vl-3b-int4",
     "qwen3-vl-2b-int4",
     "qwen3-vl-2b-int8",
@@ -181,6 +182,7 @@ mod tests {
             ("InternVL3-2B", "internvl3-2b"),
             ("qwen2.5-vl-3b", "qwen2_5-vl-3b"),
             ("Qwen2.5-VL-3B-Instruct-AWQ", "qwen2_5-vl-3b-awq"),
+            ("Qwen2.5-VL-3B-Instruct-GPTQ-Int4", "qwen2_5-vl-3b-gptq"),
             ("smollm2", "smollm2"),
             ("smollm2-135m-instruct", "smollm2"),
             ("all-minilm-l6-v2", "minilm"),

@@ -114,6 +114,19 @@ fn of_several_precisions_none_is_guessed() {
 }
 
 #[test]
+fn a_stage_that_an_answer_does_not_need_does_not_keep_it() {
+    let world = World::new("");
+    assert_eq!(world.smelt(&["init", MODEL]).code, Some(0));
+    let longer = "[stage.longer]\nkind = \"llm-engine-build\"\ncheckpoint = \"checkpoint\"\nmax-seq-len = 99999\n";
+    let text = world.read("internvl3-tiny.toml");
+    world.write("internvl3-tiny.toml", &format!("{text}\n{longer}"));
+    let refused = world.smelt(&["build", MODEL]);
+    assert_eq!(refused.code, Some(4), "{}", refused.stderr);
+    assert!(refused.stderr.contains("\"max-seq-len\" is 99999"), "{}", refused.stderr);
+    answers(&chat(&world, MODEL));
+}
+
+#[test]
 fn a_server_builds_what_it_is_to_serve() {
     let world = World::new("");
     let server = Server::of(&world, &[MODEL], &[]);

@@ -60,6 +60,32 @@ fn the_demo_answers_truly_with_nothing_but_smelt() {
     assert!(!runs.contains("smelt-demo"), "it is no run: {runs}");
 }
 
+/// The words of the README: what fits, a build, and a question about a photograph, all by the model's name.
+#[test]
+fn a_newcomer_goes_from_the_demo_to_a_model_of_their_own() {
+    let world = World::new("");
+    let photo = data("picture.png").display().to_string();
+    let done = |words: &[&str]| {
+        let ended = world.smelt(words);
+        assert_eq!(ended.code, Some(0), "{words:?}: {}", ended.stderr);
+        ended
+    };
+    assert_eq!(done(&["demo"]).stdout, "a blue circle\n");
+    for model in ["synthetic:internvl3-tiny", "synthetic:qwen2_5_vl-tiny"] {
+        let fit = done(&["fit", model]);
+        assert!(fit.stdout.contains("advised"), "{}", fit.stdout);
+        let advice = fit.stderr.lines().last().unwrap();
+        assert_eq!(advice, format!("build it with: smelt build {model}"));
+        done(&["build", model]);
+        let question = ["--image", &photo, "--max-tokens", "4", "Describe this image."];
+        let chat = done(&[&["chat", model], &question[..]].concat());
+        assert!(chat.stderr.contains("prompt tokens"), "{}", chat.stderr);
+        assert!(!chat.stderr.contains("nothing is built"), "{}", chat.stderr);
+    }
+    let listed = done(&["ls"]).stdout;
+    assert!(["internvl3-tiny", "qwen2_5_vl-tiny", "demo"].iter().all(|it| listed.contains(it)));
+}
+
 #[test]
 fn the_demo_answers_about_pictures_of_one_s_own() {
     let world = World::new("");

@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use crate::world::server::Server;
 use crate::world::{Ended, World, data, until};
 
 const MODEL: &str = "synthetic:internvl3-tiny";
@@ -177,6 +178,56 @@ fn what_was_overruled_need_not_be_said_twice_and_is_not_changed_in_silence() {
     let same = world.smelt(&["build", MODEL]);
     assert_eq!(same.code, Some(0), "{}", same.stderr);
     assert!(same.stderr.contains("512 tokens"), "{}", same.stderr);
+}
+
+/// The least memory in which the first line of a table fits with keys and values in int8, and not as they are usually.
+fn memory_for_int8(world: &World) -> String {
+    let fit = json(&world.smelt(&["fit", MODEL, "--json"]));
+    let lines = fit["lines"].as_array().unwrap();
+    let bytes = |line: &Value| line["serving_bytes"].as_u64().unwrap();
+    let is_int8 = |line: &&Value| line["kv"] == "int8" && line["scheme"] == lines[0]["scheme"];
+    let least = bytes(lines.iter().find(is_int8).unwrap());
+    assert!(least < bytes(&lines[0]), "{fit}");
+    format!("{least}B")
+}
+
+#[test]
+fn what_is_advised_of_memory_is_how_it_is_asked_and_served() {
+    let world = World::new("");
+    let memory = memory_for_int8(&world);
+    let build = world.smelt(&["build", MODEL, "--memory", &memory]);
+    assert_eq!(build.code, Some(0), "{}", build.stderr);
+    assert!(build.stderr.contains("keys and values in int8"), "{}", build.stderr);
+    let text = world.read("internvl3-tiny.toml");
+    assert!(text.contains("kv = \"int8\"\n"), "{text}");
+    assert!(text.contains(&format!("memory = \"{memory}\"\n")), "{text}");
+    let ask = |more: &[&str]| {
+        let words = ["-v", "chat", "internvl3-tiny", "--max-tokens", "2", "What?"];
+        world.smelt(&[&words, more].concat())
+    };
+    let told = ask(&[]);
+    assert!(told.stderr.contains("keys and values in int8"), "{}", told.stderr);
+    let told = ask(&["--kv", "f16"]);
+    assert!(told.stderr.contains("keys and values in f16"), "{}", told.stderr);
+    // The same words again, and none, are the same pipeline.
+    for words in [&["--memory", &memory][..], &[]] {
+        let again = world.smelt(&[&["build", MODEL], words].concat());
+        assert_eq!(again.code, Some(0), "{}", again.stderr);
+        assert!(again.stderr.contains("keys and values in int8"), "{}", again.stderr);
+    }
+    // A limit that nothing fits is kept to, wherever flags do not say more.
+    world.write("internvl3-tiny.toml", &text.replace(&memory, "1MiB"));
+    assert_eq!(world.smelt(&["run", "internvl3-tiny.toml"]).code, Some(0));
+    let none = ask(&[]);
+    assert_eq!(none.code, Some(5), "{}", none.stderr);
+    assert!(none.stderr.contains("raise --memory"), "{}", none.stderr);
+    assert_eq!(ask(&["--memory", "2GiB"]).code, Some(0));
+    let serve = ["serve", "internvl3-tiny.toml", "--addr", "127.0.0.1:0"];
+    let none = world.smelt(&serve);
+    assert_eq!(none.code, Some(5), "{}", none.stderr);
+    assert!(none.stderr.contains("raise --memory"), "{}", none.stderr);
+    let server = Server::of(&world, &["internvl3-tiny.toml"], &["--memory", "2GiB"]);
+    assert!(until(|| server.get("/health").status == 200));
 }
 
 #[test]

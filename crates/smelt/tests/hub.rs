@@ -38,6 +38,7 @@ pub(crate) enum Mood {
     Offline,
     NoRoom,
     NoTokenizer,
+    Large,
 }
 
 impl HubWorld {
@@ -72,6 +73,7 @@ impl HubWorld {
             Mood::Pickled => without("model.safetensors"),
             // The place of the weights, and more than any disk has.
             Mood::NoRoom => hub.server.set(|state| state.claim = Some((2, 500 << 30))),
+            Mood::Large => hub.server.set(|state| state.claim = Some((2, 600 << 20))),
             Mood::NoTokenizer => without("tokenizer.json"),
             Mood::Unreachable => hub.variables.push(("HF_ENDPOINT", NOWHERE)),
             Mood::Offline => hub.variables.push(("HF_HUB_OFFLINE", "1")),
@@ -117,6 +119,14 @@ impl HubWorld {
         let (said, statuses) = self.run(variables);
         assert!(statuses.iter().all(|one| one.ends_with(status)), "{statuses:?}\n{said}");
         said
+    }
+
+    /// Whether nothing was fetched and nothing is to be built.
+    pub(crate) fn is_untouched(&self) -> bool {
+        let fetched = self.fetched();
+        fetched.is_empty()
+            && !self.world.path("hf").exists()
+            && !self.world.path("tiny-model.toml").exists()
     }
 
     fn folder(&self) -> PathBuf {
@@ -570,6 +580,62 @@ fn fit_fetches_no_weights() {
     let here = hub.smelt(&["fit", REPO, "--json"], &[]);
     let here: Value = serde_json::from_str(&here.stdout).unwrap();
     assert_eq!(here["lines"][0]["engines_bytes"], document["lines"][0]["engines_bytes"]);
+}
+
+#[test]
+fn a_gguf_file_of_a_hub_is_fitted_by_its_header_and_asked_by_its_name() {
+    let hub = gguf_hub();
+    let fit = |model: &str| hub.smelt(&["fit", model, "--json"], &[]);
+    let line = |model: &str| {
+        let fit = fit(model);
+        assert_eq!(fit.code, Some(0), "{model}: {}", fit.stderr);
+        let document: Value = serde_json::from_str(&fit.stdout).unwrap();
+        let of = |name: &str| document["lines"][0][name].clone();
+        (document["family"].clone(), of("scheme"), of("engines_bytes"), of("serving_bytes"))
+    };
+    let model = format!("hf:{REPO}:smollm.gguf");
+    let told = line(&model);
+    let asked = hub.server.asked().into_iter().filter(|asked| asked.is_storage);
+    let ranges: Vec<_> = asked.map(|asked| asked.range).collect();
+    assert!(!ranges.is_empty() && ranges.iter().all(Option::is_some), "{ranges:?}");
+    assert!(!hub.world.path("hf").exists(), "nothing is kept");
+    assert_eq!(told, line(&data("golden/gguf-words/smollm.gguf").display().to_string()));
+    assert_eq!(told, line(&format!("hf:{REPO}:q/{}", PARTS[0])), "in parts");
+    // Of several none is guessed; what cannot be read is one line.
+    let refused = |model: &str, variables: &[(&str, &str)], code: i32, words: &str| {
+        let fit = hub.smelt(&["fit", model], variables);
+        assert_eq!((fit.code, fit.stderr.lines().count()), (Some(code), 1), "{}", fit.stderr);
+        assert!(fit.stderr.contains(words), "{}", fit.stderr);
+    };
+    refused(REPO, &[], 4, "name one of them, as in hf:org/tiny-model:another.gguf");
+    refused(
+        &format!("hf:{REPO}:another.gguf"),
+        &[],
+        4,
+        "hf:org/tiny-model:another.gguf is no GGUF",
+    );
+    refused(&format!("hf:{REPO}:absent.gguf"), &[], 2, "has no file absent.gguf");
+    refused(&model, &[("HF_HUB_OFFLINE", "1")], 1, "HF_HUB_OFFLINE forbids");
+    hub.server.set(|state| state.faults = [Fault::Whole].into());
+    refused(&model, &[], 1, "no ranges");
+    // Built by that name, and then asked without the hub.
+    let question = ["--max-tokens", "4", "Hi there, what is 2?"];
+    let first = hub.smelt(&[&["chat", &model], &question[..]].concat(), &[]);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let nobody = [("HF_ENDPOINT", NOWHERE)];
+    let again = hub.smelt(&[&["chat", "smollm"], &question[..]].concat(), &nobody);
+    assert_eq!((again.code, &again.stdout), (Some(0), &first.stdout), "{}", again.stderr);
+    assert_eq!(line(&model), told, "as it is when it is here");
+}
+
+#[test]
+fn a_script_is_told_what_is_fetched_and_not_asked() {
+    let hub = HubWorld::in_mood(Mood::NoRoom);
+    let chat = hub.smelt(&["chat", REPO, "Hi"], &[]);
+    assert_eq!(chat.code, Some(1), "{}", chat.stderr);
+    assert!(chat.stderr.contains("org/tiny-model: 500.00 GiB are fetched"), "{}", chat.stderr);
+    assert!(chat.stderr.contains("No space left on device"), "it went on: {}", chat.stderr);
+    assert!(!chat.stderr.contains("Go on?"), "{}", chat.stderr);
 }
 
 #[test]

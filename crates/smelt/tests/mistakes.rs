@@ -158,6 +158,20 @@ const MISTAKES: &[Mistake] = &[
     ),
     mistake(
         Nothing,
+        &["fit", "synthetic:internvl3-tiny", "--memory", "3GB"],
+        2,
+        &["as in \"512MiB\""],
+        &["fit", "synthetic:internvl3-tiny", "--memory", "3GiB"],
+    ),
+    mistake(
+        Nothing,
+        &["build", "synthetic:internvl3-tiny", "--kv", "q8_0"],
+        2,
+        &["f32, f16 or int8"],
+        &["build", "synthetic:internvl3-tiny", "--kv", "int8"],
+    ),
+    mistake(
+        Nothing,
         &["fit", "synthetic:internvl3-tiny", "--context", "99999"],
         2,
         &["--context 99999 is more than the 1024 positions"],
@@ -222,6 +236,20 @@ const MISTAKES: &[Mistake] = &[
         &[],
     ),
     mistake(Sees, &["chat", "shapes-vl", "--image", "p.toml", "What?"], 4, &["p.toml"], &[]),
+    mistake(
+        Sees,
+        &["chat", "shapes-vl", "--memory", "1MiB", "Hi"],
+        5,
+        &["raise --memory"],
+        &["chat", "shapes-vl", "--memory", "2GiB", "Hi"],
+    ),
+    mistake(
+        Sees,
+        &["chat", "shapes-vl", "--max-seq-len", "999999", "Hi"],
+        2,
+        &["999999"],
+        &["chat", "shapes-vl", "--max-seq-len", "512", "Hi"],
+    ),
     mistake(Sees, &["chat", ".", "Hi"], 2, &[". is no deployment", "deployment.json"], &[]),
     mistake(
         Sees,

@@ -53,7 +53,7 @@ fn check_logits(dir: &Path) {
     let golden = fs::read_to_string(data("golden/smollm2/logits.json")).unwrap();
     let golden: Vec<Logits> = serde_json::from_str(&golden).unwrap();
     assert_eq!(golden.len(), 6);
-    let exact = KvOptions { kind: KvType::F32, ..KvOptions::default() };
+    let exact = KvOptions { kind: Some(KvType::F32), ..KvOptions::default() };
     let mut engine = LlmEngine::open_with(dir, exact).unwrap();
     for Logits { prompt, logits } in golden {
         let mut found = |arithmetic| {

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::hub::{HubWorld, Mood};
 use crate::world::{World, anywhere, data, halved, until};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
@@ -88,12 +89,25 @@ impl Terminal {
 
     /// What stands there when the command has ended.
     fn end(mut self) -> (String, Vec<u8>) {
+        self.wait();
+        (self.text(), self.bytes.clone())
+    }
+
+    /// The same, with the exit code.
+    fn end_with_code(mut self) -> (String, Option<i32>) {
+        let code = self.wait();
+        (self.text(), code)
+    }
+
+    fn wait(&mut self) -> Option<i32> {
         let begin = Instant::now();
-        while self.child.try_wait().unwrap().is_none() {
+        loop {
+            if let Some(ended) = self.child.try_wait().unwrap() {
+                return ended.code();
+            }
             assert!(begin.elapsed() < Duration::from_secs(60), "{}", self.text());
             _ = self.text();
         }
-        (self.text(), self.bytes.clone())
     }
 }
 
@@ -142,6 +156,37 @@ fn every_command_begins_with_its_own_words() {
         let (text, _) = Terminal::start(&mut world.command(arguments)).end();
         assert_own_words(arguments, &text);
     }
+}
+
+#[test]
+fn who_sits_at_a_terminal_is_asked_before_much_is_fetched() {
+    let start = |hub: &HubWorld, more: &[&str]| {
+        let chat = [&["chat", "org/tiny-model", "--max-tokens", "2", "Hi"], more].concat();
+        Terminal::start(&mut hub.command(&chat, &[]))
+    };
+    let hub = HubWorld::in_mood(Mood::Large);
+    for no in ["n\r", "what?\r", "\u{4}"] {
+        let mut terminal = start(&hub, &[]);
+        let asked = terminal.wait_for("Go on? [Y/n]");
+        assert!(asked.contains("MiB are fetched, and all that is made of it takes"), "{asked}");
+        terminal.types(no);
+        let (text, code) = terminal.end_with_code();
+        assert_eq!(code, Some(6), "{text}");
+        assert!(text.contains("nothing was fetched; smelt build org/tiny-model"), "{text}");
+        assert!(hub.is_untouched());
+    }
+    // An empty line agrees; the hub has not what it says, so nobody waits for the end.
+    let mut terminal = start(&hub, &[]);
+    terminal.wait_for("Go on? [Y/n]");
+    terminal.types("\r");
+    terminal.wait_for("tiny-model.toml: ");
+    drop(terminal);
+    let hub = HubWorld::in_mood(Mood::Large);
+    let text = start(&hub, &["--yes"]).wait_for("tiny-model.toml: ");
+    assert!(!text.contains("Go on?"), "{text}");
+    let build = &mut hub.command(&["build", "org/tiny-model", "--out", "other.toml"], &[]);
+    let text = Terminal::start(build).wait_for("other.toml: ");
+    assert!(!text.contains("Go on?"), "{text}");
 }
 
 #[test]

@@ -204,14 +204,14 @@ fn facts(dir: &DecoderDir, kv: KvOptions) -> Result<DecoderFacts, OpenError> {
     let sizes = &dir.engine;
     let unfit = |purpose, problem| dir.unfit(purpose, problem);
     let limits = kv.limits(sizes.limits, sizes.positions, unfit)?;
-    let is_kept = match kv.kind {
+    let is_kept = match kv.form() {
         KvType::F16 => true,
         KvType::Int8 => dir.kernels_int8.is_some(),
         KvType::F32 => false,
     };
     if !is_kept {
         let int8 = if dir.kernels_int8.is_some() { " or int8" } else { "" };
-        let problem = format!("it keeps keys and values as f16{int8}, not {}", kv.kind.word());
+        let problem = format!("it keeps keys and values as f16{int8}, not {}", kv.form().word());
         return Err(dir.unfit("this form of keys and values", problem));
     }
     Ok(DecoderFacts {
@@ -219,7 +219,7 @@ fn facts(dir: &DecoderDir, kv: KvOptions) -> Result<DecoderFacts, OpenError> {
         built_for: sizes.limits,
         positions: sizes.positions,
         vocab: sizes.vocab,
-        kv: kv.kind,
+        kv: kv.form(),
         hidden: sizes.hidden,
         deepstack: sizes.deepstack,
         scheme: sizes.scheme.clone(),

@@ -155,7 +155,7 @@ fn try_engine(dir: &Path, driver: &Arc<dyn Driver>) {
     };
     for kind in [KvType::F16, KvType::Int8] {
         let opened = |kv: KvOptions| {
-            Box::new(open(dir, driver, KvOptions { kind, ..kv })) as Box<dyn Decoder>
+            Box::new(open(dir, driver, KvOptions { kind: Some(kind), ..kv })) as Box<dyn Decoder>
         };
         let features = [noise(1), noise(2)];
         conformance::decoder(&opened, Some(&TestImage { token: 9, features }));

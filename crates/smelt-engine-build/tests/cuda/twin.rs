@@ -28,7 +28,7 @@ fn check(scheme: Scheme, kind: KvType) {
     let device = made::device_of(HeadShape { dim, kind }, 1 << 30, false);
     let driver: Arc<dyn Driver> = Arc::<RecordingDriver>::clone(&device);
     let open = |kv: KvOptions| {
-        let kv = KvOptions { kind, ..kv };
+        let kv = KvOptions { kind: Some(kind), ..kv };
         Box::new(CudaDecoder::open(&engine, &driver, kv).unwrap()) as Box<dyn Decoder>
     };
     let noise = |seed: usize| {

@@ -270,7 +270,8 @@ impl LlmEngine {
         let rotary = RotaryEmbedding::new(head_dim, rope_theta, scaling, rope_sections);
         let unfit = |purpose, problem| file.unfit(purpose, problem);
         let limits = kv.limits(sizes.limits, sizes.positions, unfit)?;
-        let shape = KvShape { layers, kv_heads, head: HeadShape { dim: head_dim, kind: kv.kind } };
+        let shape =
+            KvShape { layers, kv_heads, head: HeadShape { dim: head_dim, kind: kv.form() } };
         let Limits { max_slots, max_seq_len } = limits;
         let cache = Cache::new(shape, max_slots, max_seq_len, kv.bytes_max);
         let (buffers, arithmetic) = (Buffers::default(), Arithmetic::Integers);
@@ -282,7 +283,7 @@ impl LlmEngine {
             built_for: file.engine.limits,
             positions: file.engine.positions,
             vocab: file.engine.vocab,
-            kv: kv.kind,
+            kv: kv.form(),
             hidden: file.engine.hidden,
             deepstack: file.engine.deepstack,
             scheme: file.engine.scheme.clone(),

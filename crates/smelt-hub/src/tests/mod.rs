@@ -106,6 +106,47 @@ fn what_was_fetched_of_a_repository_is_counted() {
 }
 
 #[test]
+fn a_part_of_a_file_is_read_and_nothing_is_written() {
+    let world = World::new();
+    let (repo, hub) = (address().repo, world.hub());
+    let read = |hub: &Hub, range| hub.part(&repo, &commit(), "model.safetensors", range);
+    let all = world.weights.len() as u64;
+    for range in [0..1, 0..70_000, 5..9, all - 3..all, 0..all] {
+        let expect = &world.weights[range.start as usize..range.end as usize];
+        assert!(read(&hub, range.clone()).unwrap() == expect, "{range:?}");
+    }
+    let ranges = world.server.asked().into_iter().filter_map(|asked| asked.range);
+    assert!(ranges.clone().any(|range| range == "bytes=5-8"), "{:?}", ranges.collect::<Vec<_>>());
+    // What was cut off is asked for again; what is sent whole is no part.
+    world.server.set(|state| state.faults = [Fault::Cut(2)].into());
+    assert_eq!(read(&hub, 5..9).unwrap(), world.weights[5..9]);
+    world.server.set(|state| state.faults = [Fault::Whole].into());
+    assert!(matches!(read(&hub, 5..9), Err(HubError::NoParts { .. })));
+    assert!(matches!(read(&hub, all + 5..all + 9), Err(HubError::NoParts { .. })));
+    assert!(matches!(read(&world.offline(), 5..9), Err(HubError::Offline { .. })));
+    let absent = hub.part(&repo, &commit(), "absent.safetensors", 0..1);
+    assert!(matches!(absent, Err(HubError::NoFile { .. })));
+    assert_eq!(fs::read_dir(world.dir.path()).unwrap().count(), 0, "nothing is written");
+}
+
+#[test]
+fn what_is_still_to_be_fetched_is_known_before() {
+    let world = World::new();
+    let missing = || world.hub().missing_bytes(&address(), &commit()).unwrap();
+    let all = world.weights.len() as u64;
+    assert_eq!(missing(), Some(all));
+    let faults = [Fault::Cut(100_000), Fault::Status(404)];
+    world.server.set(|state| state.faults = faults.into());
+    assert!(world.download().is_err(), "it was cut and is gone");
+    assert_eq!(missing(), Some(all - 100_000));
+    world.download().unwrap();
+    assert_eq!(missing(), Some(0));
+    world.server.set(|state| state.has_blobs = false);
+    assert_eq!(missing(), None, "the list says nothing of sizes");
+    assert!(world.offline().missing_bytes(&address(), &commit()).is_err());
+}
+
+#[test]
 fn a_small_file_is_read_and_nothing_is_written() {
     let world = World::new();
     let (repo, hub) = (address().repo, world.hub());

@@ -222,19 +222,22 @@ fn content(
     fault: Option<Fault>,
 ) -> std::io::Result<()> {
     let range = asked.range.as_deref().and_then(|range| range.strip_prefix("bytes="));
-    let start: usize = range.map_or(0, |range| range.trim_end_matches('-').parse().unwrap());
+    let (start, last) = range.and_then(|range| range.split_once('-')).unwrap_or(("0", ""));
+    let start: usize = start.parse().unwrap();
+    let end = last.parse().map_or(bytes.len(), |last: usize| bytes.len().min(last + 1));
     let is_same = asked.if_range.as_deref().is_none_or(|tag| tag == etag);
-    let start = if is_same && !matches!(fault, Some(Fault::Whole)) { start } else { 0 };
-    let mut part = bytes[start.min(bytes.len())..].to_vec();
+    let is_part = range.is_some() && is_same && !matches!(fault, Some(Fault::Whole));
+    let (start, end) = if is_part { (start.min(end), end) } else { (0, bytes.len()) };
+    let mut part = bytes[start..end].to_vec();
     match fault {
         Some(Fault::Status(status)) => return send(stream, status, &[], b"", asked),
         Some(Fault::Wrong) => part[0] ^= 1,
         Some(Fault::Long) => part.push(0),
         _ => {}
     }
-    let range = format!("bytes {start}-{}/{}", bytes.len().saturating_sub(1), bytes.len());
+    let range = format!("bytes {start}-{}/{}", end.saturating_sub(1), bytes.len());
     let headers = [("ETag", etag), ("Content-Range", &range)];
-    let (status, headers) = if start > 0 { (206, &headers[..]) } else { (200, &headers[..1]) };
+    let (status, headers) = if is_part { (206, &headers[..]) } else { (200, &headers[..1]) };
     let mut writer = stream;
     match fault {
         Some(Fault::Cut(count)) => {

@@ -3,6 +3,7 @@
 use serde::Deserialize;
 
 use super::definition::{Absent, Definition, Field, Takes, field};
+use super::words::KvForm;
 use super::{CHECKPOINT, ENGINES, LLM_ENGINES, PROOF, SEQ_LEN_MAX, SLOTS_MAX};
 
 /// More tiles of one picture than models are trained with (InternVL's 12, its video's 40).
@@ -12,7 +13,7 @@ const FRAMES_MAX: u64 = 768;
 /// No prompt has more tokens than this of one picture.
 const IMAGE_TOKENS_MAX: u64 = SEQ_LEN_MAX;
 /// How a deployment is served where nobody says otherwise.
-const SERVING: [&str; 4] = ["max-seq-len", "slots", "tiles", "frames"];
+const SERVING: [&str; 6] = ["max-seq-len", "slots", "tiles", "frames", "kv", "memory"];
 /// What a CLIP beside a deployment is made of.
 const CLIP: [&str; 3] = ["clip", "clip-vision", "clip-text"];
 
@@ -30,6 +31,10 @@ pub struct Deployment {
     pub tiles: Option<usize>,
     /// Most frames of a clip.
     pub frames: Option<usize>,
+    /// The form of keys and values; else the usual one.
+    pub kv: Option<KvForm>,
+    /// Bytes that whoever serves it may take, all of its process.
+    pub memory: Option<u64>,
     /// Numbers, as texts, by which a router decides how closely each tile is looked at.
     #[serde(default)]
     pub thresholds: Vec<String>,
@@ -47,6 +52,8 @@ const FIELDS: &[Field] = &[
     field("slots", Takes::Count(1, SLOTS_MAX), Absent::Nothing),
     field("tiles", Takes::Count(1, TILES_MAX), Absent::Nothing),
     field("frames", Takes::Count(1, FRAMES_MAX), Absent::Nothing),
+    field("kv", Takes::Choice(KvForm::WORDS), Absent::Nothing),
+    field("memory", Takes::Bytes, Absent::Nothing),
     field("thresholds", Takes::Texts, Absent::Nothing),
     field("image-tokens", Takes::Count(1, IMAGE_TOKENS_MAX), Absent::Nothing),
     field("clip", CHECKPOINT, Absent::Nothing),
@@ -66,7 +73,7 @@ fn fault(is_given: &dyn Fn(&str) -> bool) -> Option<&'static str> {
     if is_given("encoder") {
         let others = ["vision", "llm", "verified", "thresholds", "image-tokens"];
         return others.into_iter().chain(SERVING).chain(CLIP).any(is_given).then_some(
-            "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"max-seq-len\", \"slots\", \"tiles\", \"frames\", \"thresholds\", \"image-tokens\" and \"clip\"",
+            "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"max-seq-len\", \"slots\", \"tiles\", \"frames\", \"kv\", \"memory\", \"thresholds\", \"image-tokens\" and \"clip\"",
         );
     }
     if !is_given("llm") {

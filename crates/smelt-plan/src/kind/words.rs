@@ -63,6 +63,18 @@ words! {
 }
 
 words! {
+    /// The form in which keys and values are kept.
+    KvForm {
+        /// As they were computed.
+        F32 = "f32",
+        /// Rounded to half precision.
+        F16 = "f16",
+        /// Levels of one byte, with a scale for each position and head.
+        Int8 = "int8",
+    }
+}
+
+words! {
     /// What runs an engine.
     EngineTarget {
         /// Processors: every path of theirs is in one engine.

@@ -66,7 +66,7 @@ pub struct Options {
     pub contexts_max: Option<usize>,
     /// Bytes that requests may take while they are read and prepared; less under a small cap: [`preparing`].
     pub preparing_bytes: u64,
-    /// Bytes that the whole process may take.
+    /// Bytes that the whole process may take; else those that the deployment says.
     pub memory_max: Option<u64>,
     /// What keys and values may take of them, or of what is free.
     pub kv: KvMemory,
@@ -373,7 +373,8 @@ impl Service {
         let sees = deployment.vision.is_some();
         let options = if sees { options } else { options.without_pictures() };
         let picture_bytes = options.picture_bytes();
-        let options = Options { running_max, ..options }.under_cap();
+        let memory_max = options.memory_max.or(deployment.text.spec.serving.memory_bytes_max);
+        let options = Options { running_max, memory_max, ..options }.under_cap();
         warm::up(&mut deployment, options.running_max, told)?;
         let plan = give_memory(&mut *deployment.llm, &options, picture_bytes, 1)?;
         let place = deployment.llm.memory().place;
@@ -544,13 +545,16 @@ impl Service {
 }
 
 /// Lets keys and values take what is left where they are and no more, where one conversation is answered and no
-/// service.
+/// service, by a process that may take `memory_max` bytes.
 ///
 /// # Errors
 /// [`DoesNotFit`] if not even the shortest context has room.
-pub fn give_what_is_left(llm: &mut dyn Decoder) -> Result<KvPlan, DoesNotFit> {
+pub fn give_what_is_left(
+    llm: &mut dyn Decoder,
+    memory_max: Option<u64>,
+) -> Result<KvPlan, DoesNotFit> {
     // The shortest context of all is a block, and the plan is of two at least.
-    give_memory(llm, &Options::default(), 0, 2)
+    give_memory(llm, &Options { memory_max, ..Options::default() }, 0, 2)
 }
 
 /// Measures what the engines left, of the machine's memory or of what the decoder says that its own has, and lets keys

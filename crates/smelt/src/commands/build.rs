@@ -4,11 +4,13 @@
 
 use std::path::{Path, PathBuf};
 
+use smelt_backend::KvType;
 use smelt_fit::{FitLine, Wanted, table};
 use smelt_plan::pipeline::{Overrides, StageSpec};
 use smelt_plan::{Kind, Pipeline};
 use smelt_watch::disks::Room;
 
+use super::consent::{Consent, Cost};
 use super::fit::{self, Weighed};
 use super::init;
 use super::run::{self, Start};
@@ -28,7 +30,11 @@ use crate::table::{bytes, seconds};
 /// What is to be built, and what is known of it before.
 struct Prepared {
     file: PathBuf,
+    /// The file's text, where it is still to be written.
+    unwritten: Option<String>,
     pipeline: Pipeline,
+    /// Bytes that are to be fetched, as far as headers tell.
+    missing_bytes: u64,
     /// The settings and what they take, where headers tell.
     line: Option<FitLine>,
     why: String,
@@ -36,7 +42,7 @@ struct Prepared {
 
 pub(crate) fn run(flags: &BuildFlags) -> Result<Exit, Failed> {
     let Prepared { file, pipeline, .. } =
-        prepare(&flags.model, &flags.overrule, flags.out.as_deref())?;
+        prepare(&flags.model, &flags.overrule, flags.out.as_deref(), Consent::Given)?;
     let run_flags = RunFlags { json: flags.json, ..RunFlags::of(file.clone()) };
     let exit = run::run_as(&run_flags, Start::ByName)?;
     if exit == Exit::Ok {
@@ -46,8 +52,8 @@ pub(crate) fn run(flags: &BuildFlags) -> Result<Exit, Failed> {
 }
 
 /// Builds a model on the way to its answer, all of its pipeline or what can be asked of it: the pipeline's file.
-pub(super) fn on_the_way(model: &str, extent: Extent) -> Result<PathBuf, Failed> {
-    let Prepared { file, pipeline, .. } = prepare(model, &OverruleFlags::default(), None)?;
+pub(super) fn on_the_way(model: &str, extent: Extent, consent: Consent) -> Result<PathBuf, Failed> {
+    let Prepared { file, pipeline, .. } = prepare(model, &OverruleFlags::default(), None, consent)?;
     let only = match extent {
         Extent::All => Vec::new(),
         Extent::Deployments => deployments(&pipeline),
@@ -68,28 +74,39 @@ fn deployments(pipeline: &Pipeline) -> Vec<String> {
 }
 
 /// Writes or finds the pipeline of a model, and tells what it takes.
-fn prepare(model: &str, overrule: &OverruleFlags, out: Option<&Path>) -> Result<Prepared, Failed> {
+fn prepare(
+    model: &str,
+    overrule: &OverruleFlags,
+    out: Option<&Path>,
+    consent: Consent,
+) -> Result<Prepared, Failed> {
     let source = fit::source(model)?;
     let file = init::file_of(&source, out);
     let prepared = match file.exists() {
         true => again(source, overrule, file)?,
         false => anew(source, overrule, file)?,
     };
+    consent.obtain(model, &prepared.cost())?;
+    if let Some(text) = &prepared.unwritten {
+        init::write(&prepared.file, text)?;
+    }
     prepared.words().iter().for_each(tell);
     Ok(prepared)
 }
 
-/// Writes the pipeline.
+/// Drafts the pipeline.
 fn anew(source: ModelSource, overrule: &OverruleFlags, file: PathBuf) -> Result<Prepared, Failed> {
     let (text, weighed) = init::drafted(source, overrule, None, &file)?;
-    init::write(&file, &text)?;
-    let (line, why) = match weighed {
-        Some(Weighed { table, .. }) => (table.lines.into_iter().next(), table.why),
-        None => (None, "its pipeline comes with smelt".to_owned()),
+    let (line, why, missing_bytes) = match weighed {
+        Some(Weighed { table, headers, .. }) => {
+            (table.lines.into_iter().next(), table.why, headers.missing_bytes)
+        }
+        None => (None, "its pipeline comes with smelt".to_owned(), 0),
     };
     let tight = line.as_ref().and_then(|line| tight(line.disk_bytes, free_bytes()?));
     tight.iter().for_each(warn);
-    Ok(Prepared { pipeline: parse(&text, &file)?, file, line, why })
+    let pipeline = parse(&text, &file)?;
+    Ok(Prepared { file, unwritten: Some(text), pipeline, missing_bytes, line, why })
 }
 
 /// That a disk with so much room may not hold what a build takes, if so: some of it may be there already.
@@ -130,13 +147,15 @@ fn again(source: ModelSource, overrule: &OverruleFlags, file: PathBuf) -> Result
     }
     let pipeline = parse(&text, &file)?;
     // What it takes is told where its headers are at hand; the run itself says why they are not.
-    let line = line_of(&source, &pipeline);
-    Ok(Prepared { file, pipeline, line, why: "its pipeline was written before".to_owned() })
+    let headers = Headers::of(&source).ok();
+    let line = headers.as_ref().and_then(|headers| line_of(&source, headers, &pipeline));
+    let missing_bytes = headers.map_or(0, |headers| headers.missing_bytes);
+    let why = "its pipeline was written before".to_owned();
+    Ok(Prepared { file, unwritten: None, pipeline, missing_bytes, line, why })
 }
 
 /// What the settings that a pipeline names take on this device.
-fn line_of(source: &ModelSource, pipeline: &Pipeline) -> Option<FitLine> {
-    let headers = Headers::of(source).ok()?;
+fn line_of(source: &ModelSource, headers: &Headers, pipeline: &Pipeline) -> Option<FitLine> {
     let scheme = said(pipeline, Kind::Quantize, "scheme");
     let scheme = scheme.or_else(|| (!headers.checkpoint.is_packed()).then(|| "none".to_owned()));
     let wants = scheme.as_deref().and_then(smelt_model::quantize::Scheme::parse);
@@ -147,7 +166,12 @@ fn line_of(source: &ModelSource, pipeline: &Pipeline) -> Option<FitLine> {
         scheme: scheme.filter(|_| !is_encoder),
         context: number("max-seq-len"),
         tiles: number("tiles"),
-        ..Wanted::default()
+        // What says nothing is served in the usual form.
+        kv: (!is_encoder).then(|| {
+            let said = said(pipeline, Kind::Deployment, "kv");
+            said.unwrap_or_else(|| KvType::default().word().to_owned())
+        }),
+        memory_bytes: said(pipeline, Kind::Deployment, "memory").and_then(|it| it.parse().ok()),
     };
     let device = device_profile::find(None, Measure::Nothing).ok()?;
     table(&facts, &device, &wanted, &[]).lines.into_iter().next()
@@ -165,6 +189,13 @@ fn parse(text: &str, file: &Path) -> Result<Pipeline, Failed> {
 }
 
 impl Prepared {
+    /// What it takes before it can be asked.
+    fn cost(&self) -> Cost {
+        let fetched_bytes = self.missing_bytes;
+        let disk_bytes = self.line.as_ref().map_or(fetched_bytes, |line| line.disk_bytes);
+        Cost { fetched_bytes, disk_bytes, free_bytes: free_bytes() }
+    }
+
     /// Five lines: what was chosen, what it will hold, what it leaves, what pictures cost, how long it took.
     fn words(&self) -> Vec<String> {
         let file = self.file.display();
@@ -220,11 +251,13 @@ fn settings(line: &FitLine) -> String {
         _ => format!("decoder in {scheme}"),
     });
     let vision = settings.vision.filter(|_| settings.scheme.is_some());
+    let kv = settings.kv.filter(|kv| *kv != KvType::default().word());
     let parts = [
         decoder,
         vision.map(|precision| format!("tower in {precision}")),
         settings.context.map(|context| format!("{context} tokens")),
         settings.tiles.map(|tiles| format!("{tiles} tiles")),
+        kv.map(|kv| format!("keys and values in {kv}")),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     if parts.is_empty() { "an encoder in f32".to_owned() } else { parts.join(", ") }
@@ -283,13 +316,19 @@ mod tests {
         let flags = OverruleFlags::default();
         let file = Path::new("m.toml");
         let (text, _) = init::drafted(source.clone(), &flags, Some("64GB"), file).unwrap();
-        let line = line_of(&source, &parse(&text, file).unwrap()).unwrap();
+        let headers = Headers::of(&source).unwrap();
+        let line = line_of(&source, &headers, &parse(&text, file).unwrap()).unwrap();
         assert_eq!(
             (line.settings.scheme.as_deref(), line.settings.context),
             (Some("int8"), Some(4096))
         );
         let edited = text.replace("max_seq_len = 4096", "max_seq_len = 2048");
-        let line = line_of(&source, &parse(&edited, file).unwrap()).unwrap();
-        assert_eq!(line.settings.context, Some(2048));
+        let line = line_of(&source, &headers, &parse(&edited, file).unwrap()).unwrap();
+        assert_eq!((line.settings.context, line.settings.kv), (Some(2048), Some("f16")));
+        let held = text.replace("slots = 8", "slots = 8\nkv = \"int8\"");
+        let held = held.replace("slots = \"${slots}\"", "slots = \"${slots}\"\nkv = \"${kv}\"");
+        let line = line_of(&source, &headers, &parse(&held, file).unwrap()).unwrap();
+        assert_eq!(line.settings.kv, Some("int8"));
+        assert!(settings(&line).ends_with("keys and values in int8"), "{}", settings(&line));
     }
 }

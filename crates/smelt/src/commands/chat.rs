@@ -26,6 +26,7 @@ use smelt_serve::films;
 
 pub(super) use self::behind::Behind;
 use self::looking::Looking;
+use super::consent::Consent;
 use super::{open, target};
 use crate::cards;
 use crate::claim;
@@ -50,7 +51,7 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
     if let Some(prompt) = &flags.prompt {
         not_a_picture(prompt, &format!("smelt chat {}", flags.target.display()))?;
     }
-    let dir = target::ready(&flags.target, &flags.sets);
+    let dir = target::ready(&flags.target, &flags.sets, Consent::of(flags.yes));
     let dir = dir.map_err(|failed| turned(flags).unwrap_or(failed))?;
     open::expect(&dir, "chat", &flags.target)?;
     let mut behind = Behind::of(&dir, flags.no_check)?;
@@ -62,8 +63,9 @@ pub(crate) fn run(flags: &ChatFlags) -> Result<Exit, Failed> {
         let image_options = flags.image_options.wanted();
         let deployment = deployment
             .with_image_options(&image_options)
-            .map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
-        details::of_model(&dir, &deployment, kv.kind).iter().for_each(tell_all);
+            .map_err(|why| Failed::usage(format!("--tiles: {why}")))?
+            .with_memory_max(flags.memory);
+        details::of_model(&dir, &deployment).iter().for_each(tell_all);
         tell_all(details::of_sampling(&sampling));
         Ok(deployment)
     };
@@ -96,8 +98,8 @@ pub(super) fn ask(
     behind: &mut Behind,
 ) -> Result<Answer, Failed> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let plan = give_what_is_left(&mut *deployment.llm);
-    let plan = plan.map_err(too_little)?;
+    let memory_max = deployment.text.spec.serving.memory_bytes_max;
+    let plan = give_what_is_left(&mut *deployment.llm, memory_max).map_err(too_little)?;
     // What a device takes of its own memory is none of the machine's.
     let is_apart = deployment.llm.memory().place == MemoryPlace::Device;
     let may_take = if is_apart { 0 } else { plan.bytes };
@@ -203,7 +205,7 @@ fn failed(error: GenerateError) -> Failed {
 fn too_little(DoesNotFit { room, block_bytes, .. }: DoesNotFit) -> Failed {
     let [room, needed] = [room >> 20, (2 * block_bytes).div_ceil(1 << 20)];
     let why = format!(
-        "keys and values have {room} MiB of memory, and the shortest answer takes {needed}: free memory, or use --kv int8"
+        "keys and values have {room} MiB of memory, and the shortest answer takes {needed}: free memory, raise --memory, or use --kv int8"
     );
     Failed::new(Exit::DoesNotFit, why)
 }
@@ -213,7 +215,7 @@ fn cut(plan: &KvPlan, context: usize) -> Option<String> {
     let room = plan.context_max;
     (room < context as u64).then(|| {
         format!(
-            "a prompt with its answer has room for {room} tokens, not for {context}: free memory, use --kv int8, or say --max-seq-len {room}, and larger pictures are shown smaller"
+            "a prompt with its answer has room for {room} tokens, not for {context}: free memory, raise --memory, use --kv int8, or say --max-seq-len {room}, and larger pictures are shown smaller"
         )
     })
 }

@@ -3,6 +3,7 @@
 use serde_json::json;
 use smelt_runtime::embed::Embedding;
 
+use super::consent::Consent;
 use super::{open, target};
 use crate::cards;
 use crate::console::answer;
@@ -11,7 +12,7 @@ use crate::flags::EmbedFlags;
 
 pub(crate) fn run(flags: &EmbedFlags) -> Result<Exit, Failed> {
     cards::want(flags.device);
-    let dir = target::ready(&flags.target, &flags.sets)?;
+    let dir = target::ready(&flags.target, &flags.sets, Consent::of(flags.yes))?;
     open::expect(&dir, "embed", &flags.target)?;
     let encoder = open::shown(&dir, |loading| open::encoder(&dir, loading))?;
     let mut embeddings = Vec::new();

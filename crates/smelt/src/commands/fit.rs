@@ -47,7 +47,7 @@ pub(crate) fn run(flags: &FitFlags) -> Result<Exit, Failed> {
 pub(super) struct Weighed {
     pub(super) source: ModelSource,
     pub(super) headers: Headers,
-    facts: ModelFacts,
+    pub(super) facts: ModelFacts,
     device: DeviceProfile,
     pub(super) table: FitTable,
 }
@@ -302,11 +302,13 @@ impl Weighed {
                     let value = value.filter(|value| Some(value) != own.as_ref());
                     value.map(|value| format!("--{name} {value}"))
                 };
+                let word = |word: Option<&str>| word.map(str::to_owned);
                 let count = |number: Option<usize>| number.map(|number| number.to_string());
                 let flags = [
                     flag("precision", settings.scheme.clone(), first.scheme.clone()),
                     flag("context", count(settings.context), count(first.context)),
                     flag("tiles", count(settings.tiles), count(first.tiles)),
+                    flag("kv", word(settings.kv), word(first.kv)),
                 ];
                 let flags: Vec<String> = flags.into_iter().flatten().collect();
                 format!("it fits with {}: {}", flags.join(" "), bytes(line.serving_bytes))

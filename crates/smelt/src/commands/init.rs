@@ -57,14 +57,16 @@ pub(super) fn drafted(
 }
 
 fn text_of(weighed: &Weighed, overrule: &OverruleFlags, file: &Path) -> Result<String, Failed> {
-    let Weighed { source, headers, table, .. } = weighed;
+    let Weighed { source, headers, facts, table, .. } = weighed;
     let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let draft = Draft {
         command: format!("{}{}", canonical(source), overrule.words()),
         model: source.word(),
         from: from_beside(source, file)?,
         shape: model_facts::shape(&headers.checkpoint),
+        positions: facts.positions,
         line: &table.lines[0],
+        memory: overrule.memory.as_ref().map(|memory| memory.word.clone()),
         why: table.why.clone(),
         name,
     };

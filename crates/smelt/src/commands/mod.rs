@@ -45,5 +45,6 @@ pub(crate) mod serve;
 pub(crate) mod stage;
 pub(crate) mod watch;
 
+mod consent;
 mod open;
 mod target;

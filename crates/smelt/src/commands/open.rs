@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use smelt_backend::{Heading as EngineHeading, KvOptions, MemoryPlace, OpenError};
-use smelt_runtime::deployment::{self, Deployment, DeploymentError};
+use smelt_runtime::deployment::{self, Deployment, DeploymentError, Serving};
 use smelt_runtime::embed::{self, SentenceEncoder};
 use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::score::{self, CrossEncoder};
@@ -24,8 +24,8 @@ pub(super) struct Heading {
     pub(super) model: String,
     /// The directories of its engines: of several for other devices those that this one runs.
     pub(super) engines: Vec<PathBuf>,
-    /// Answers at once, where it says so.
-    pub(super) slots: Option<usize>,
+    /// How it is served where nobody says otherwise.
+    pub(super) serving: Serving,
     /// What it does.
     pub(super) does: Does,
 }
@@ -48,26 +48,26 @@ pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
         score::FAMILY => Does::Scores,
         _ => Does::Speaks,
     };
-    let (model, slots, names) = match does {
+    let (model, serving, names) = match does {
         Does::Embeds => {
             let spec = embed::read_spec(dir)?;
-            (spec.model, None, vec![spec.encoder])
+            (spec.model, Serving::default(), vec![spec.encoder])
         }
         Does::Scores => {
             let spec = score::read_spec(dir)?;
-            (spec.model, None, vec![spec.encoder])
+            (spec.model, Serving::default(), vec![spec.encoder])
         }
         Does::Speaks => {
             let spec = deployment::read_spec(dir)?;
             let clip = spec.clip.into_iter().flat_map(|clip| [clip.vision, clip.text]);
             let names = spec.vision.into_iter().chain([spec.llm]).chain(clip).collect();
-            (spec.model, spec.serving.slots, names)
+            (spec.model, spec.serving, names)
         }
     };
     let chosen = names.iter().map(|dirs: &EngineDirs| dirs.chosen(BACKENDS, dir));
     let chosen = chosen.collect::<Result<Vec<_>, _>>().map_err(DeploymentError::from)?;
     let engines = chosen.into_iter().flat_map(engines).collect();
-    Ok(Heading { model, engines, slots, does })
+    Ok(Heading { model, engines, serving, does })
 }
 
 /// Refuses a deployment that `command` does not ask, with the command that does; `target` is what it was called.

@@ -2,13 +2,14 @@
 
 use serde_json::json;
 
+use super::consent::Consent;
 use super::{open, target};
 use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::RerankFlags;
 
 pub(crate) fn run(flags: &RerankFlags) -> Result<Exit, Failed> {
-    let dir = target::ready(&flags.target, &flags.sets)?;
+    let dir = target::ready(&flags.target, &flags.sets, Consent::of(flags.yes))?;
     open::expect(&dir, "rerank", &flags.target)?;
     let encoder = open::shown(&dir, |loading| open::cross_encoder(&dir, loading))?;
     let mut scores = Vec::new();

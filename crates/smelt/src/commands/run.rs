@@ -9,13 +9,14 @@ use std::time::{Instant, SystemTime};
 use serde_json::Value;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use smelt_exec::{
-    Confinement, Progress, RunReport, RunStatus, Runner, StageReport, StageStatus, Task,
+    Confinement, Progress, RunReport, RunStatus, Runner, Signatures, StageReport, StageStatus, Task,
 };
+use smelt_plan::admission::Forecast;
 use smelt_plan::kind::WRITES;
 use smelt_plan::plan::Stage;
 use smelt_plan::schedule::Wishes;
 use smelt_plan::{Plan, StageId, WarmUp};
-use smelt_store::{StoreError, Wait};
+use smelt_store::{Run, StoreError, Wait};
 
 use crate::checkpoints::Checkpoints;
 use crate::console::{answer, fail, offer, tell, warn};
@@ -57,31 +58,26 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
 
 pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
-    let stop = stop_flag()?;
-    let access = Access::Build(wait, stop);
+    let access = Access::Build(wait, stop_flag()?);
     let memo = Memo::of(flags)?;
     if let Some(report) = memo.as_ref().map(|memo| memo.recall(&access)).transpose()?.flatten() {
         return answer_report(flags, &report, start);
     }
     let loaded = load::plan(&flags.pipeline, access)?;
-    let Loaded { plan, store, .. } = &loaded;
-    let confinement = Confinement::find().map_err(Failed::usage)?;
-    if flags.require_confinement {
-        require_confinement(plan, &confinement)?;
-    }
-    let is_by_name = matches!(start, Start::ByName | Start::OnTheWay);
-    if is_by_name {
-        refuse(&loaded, &flags.pipeline.pipeline)?;
-    }
+    let (plan, store) = (&loaded.plan, &loaded.store);
+    let confinement = confinement(flags, plan)?;
     let mut wishes = wishes(flags, plan)?;
-    let signatures = &user_signatures::signatures(&flags.pipeline.pipeline)?;
+    if start.is_by_name() {
+        refuse(&loaded, &flags.pipeline.pipeline, &wishes)?;
+    }
+    let signatures = user_signatures::signatures(&flags.pipeline.pipeline)?;
     ladder::check_warm_ups(&flags.pipeline.pipeline, plan)?;
     clear_dead(store)?;
     let told = RunArguments::of(flags);
     let left = Left::by(told.as_ref().filter(|_| ladder::is_any(plan)), store)?;
-    let command = &RunArguments::value(told.as_ref());
+    let command = RunArguments::value(told.as_ref());
     if let Some(message) = ladder::used_up(plan, &left).filter(|_| start == Start::AfterBoot) {
-        return ladder::give_up(store, plan, command, &message);
+        return ladder::give_up(store, plan, &command, &message);
     }
     wishes.earlier = ladder::earlier(plan, &left);
     let run = match store.begin_run(SystemTime::now()) {
@@ -91,67 +87,10 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         begun => begun?,
     };
     let last = LastRun::read(store, &flags.pipeline.pipeline);
-    if let Some(line) = tools::count_now(plan, &last) {
-        tell(format_args!("smelt: {line}"));
-    }
-    if !is_by_name {
-        warn_of_refusals(&loaded, &last, &wishes)?;
-    }
-    let folder = flags.pipeline.folder();
-    exposed::lines(plan, folder, store.root(), confinement.way).into_iter().for_each(warn);
-    let alike = Alike::read(store);
-    let towers = Towers::of_run(&loaded)?;
-    let expected = course::expected(plan, &last);
-    let course = Course::new(plan, &wishes.only, &expected, flags.jobs);
-    let (mut display, mut events) = (Display::new(course), Events::default());
-    let begin = Instant::now();
-    let mut show = |progress: &Progress<'_>| {
-        display.show(progress);
-        if flags.events {
-            offer_event(events.line(plan, display.course(), progress, begin.elapsed()));
-        }
-    };
-    let mut runner = |check: BTreeSet<StageId>, wishes| {
-        let orders = &|task: &Task<'_>| stage::order::order(task, folder);
-        let forecasts = &|task: &Task<'_>| forecast::of_task(task, &last, &alike, &towers);
-        let overcommit = flags.overcommit;
-        let warm_ups = &|warm_up: &WarmUp| ladder::warm_up(warm_up, folder, store);
-        let is_rebooted = left.is_rebooted();
-        let progress = &mut show;
-        Runner {
-            plan,
-            store,
-            run: &run,
-            check,
-            forecasts,
-            overcommit,
-            must_hold: flags.require_confinement,
-            tokens: Some(load::tokens()),
-            priority: flags.priority,
-            orders,
-            warm_ups,
-            folder,
-            is_rebooted,
-            command,
-            signatures,
-            progress,
-        }
-        .run(wishes)
-    };
-    let again = checks(flags, plan, &wishes)?;
-    let mut report = runner(BTreeSet::new(), wishes.clone())?;
-    if report.status == RunStatus::Ok && !again.is_empty() {
-        let only = again.iter().copied().collect();
-        let wishes = Wishes { only, force: again.clone(), keep_going: true, ..wishes };
-        report = with_checked(report, runner(again, wishes)?);
-    }
-    display.finish();
-    last_run::keep(store, &flags.pipeline.pipeline, plan, &report);
-    Alike::keep(store, plan, &report);
-    if let Some(memo) = memo.filter(|_| report.status == RunStatus::Ok) {
-        // Without it the next run only takes a little longer.
-        let _ = memo.keep(&loaded, &report);
-    }
+    tell_before(flags, &loaded, (&last, &wishes), &confinement, start)?;
+    let begun = Begun { flags, loaded: &loaded, run: &run, left, command, signatures, last };
+    let report = begun.build(wishes)?;
+    begun.keep(memo, &report);
     finish(run);
     let exit = answer_report(flags, &report, start)?;
     if report.status == RunStatus::Rebooting {
@@ -160,28 +99,154 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     Ok(exit)
 }
 
+impl Start {
+    /// Whether a model was named, and no pipeline that somebody wrote.
+    fn is_by_name(self) -> bool {
+        matches!(self, Self::ByName | Self::OnTheWay)
+    }
+}
+
+/// A run that has a journal.
+struct Begun<'a> {
+    flags: &'a RunFlags,
+    loaded: &'a Loaded,
+    run: &'a Run,
+    /// What earlier runs of the same command have left.
+    left: Left,
+    /// What starts it again, for its journal.
+    command: Value,
+    signatures: Signatures,
+    last: LastRun,
+}
+
+impl Begun<'_> {
+    /// Builds what is wished for, and once more what is to be checked; shows how far it is.
+    fn build(&self, wishes: Wishes) -> Result<RunReport, Failed> {
+        let (flags, plan) = (self.flags, &self.loaded.plan);
+        let again = checks(flags, plan, &wishes)?;
+        let alike = Alike::read(&self.loaded.store);
+        let towers = Towers::of_run(self.loaded)?;
+        let forecasts = |task: &Task<'_>| forecast::of_task(task, &self.last, &alike, &towers);
+        let expected = course::expected(plan, &self.last);
+        let course = Course::new(plan, &wishes.only, &expected, flags.jobs);
+        let (mut display, mut events) = (Display::new(course), Events::default());
+        let begin = Instant::now();
+        let mut show = |progress: &Progress<'_>| {
+            display.show(progress);
+            if flags.events {
+                offer_event(events.line(plan, display.course(), progress, begin.elapsed()));
+            }
+        };
+        let mut report = self.attempt(BTreeSet::new(), wishes.clone(), &forecasts, &mut show)?;
+        if report.status == RunStatus::Ok && !again.is_empty() {
+            let only = again.iter().copied().collect();
+            let wishes = Wishes { only, force: again.clone(), keep_going: true, ..wishes };
+            report = with_checked(report, self.attempt(again, wishes, &forecasts, &mut show)?);
+        }
+        display.finish();
+        Ok(report)
+    }
+
+    /// Runs the plan to its end, the stages of `check` to be compared with what the store has of them.
+    fn attempt(
+        &self,
+        check: BTreeSet<StageId>,
+        wishes: Wishes,
+        forecasts: &dyn Fn(&Task<'_>) -> Option<Forecast>,
+        progress: &mut dyn FnMut(&Progress<'_>),
+    ) -> Result<RunReport, Failed> {
+        let (flags, folder) = (self.flags, self.flags.pipeline.folder());
+        let Loaded { plan, store, .. } = self.loaded;
+        let runner = Runner {
+            plan,
+            store,
+            run: self.run,
+            check,
+            forecasts,
+            overcommit: flags.overcommit,
+            must_hold: flags.require_confinement,
+            tokens: Some(load::tokens()),
+            priority: flags.priority,
+            orders: &|task: &Task<'_>| stage::order::order(task, folder),
+            warm_ups: &|warm_up: &WarmUp| ladder::warm_up(warm_up, folder, store),
+            folder,
+            is_rebooted: self.left.is_rebooted(),
+            command: &self.command,
+            signatures: &self.signatures,
+            progress,
+        };
+        Ok(runner.run(wishes)?)
+    }
+
+    /// Writes down what the next run wants to know.
+    fn keep(&self, memo: Option<Memo>, report: &RunReport) {
+        let Loaded { plan, store, .. } = self.loaded;
+        last_run::keep(store, &self.flags.pipeline.pipeline, plan, report);
+        Alike::keep(store, plan, report);
+        if let Some(memo) = memo.filter(|_| report.status == RunStatus::Ok) {
+            // Without it the next run only takes a little longer.
+            let _ = memo.keep(self.loaded, report);
+        }
+    }
+}
+
+/// What holds the stages; refused where the flags want more than the kernel can.
+fn confinement(flags: &RunFlags, plan: &Plan) -> Result<Confinement, Failed> {
+    let confinement = Confinement::find().map_err(Failed::usage)?;
+    if flags.require_confinement {
+        require_confinement(plan, &confinement)?;
+    }
+    Ok(confinement)
+}
+
+/// Says what is known before the first stage starts.
+fn tell_before(
+    flags: &RunFlags,
+    loaded: &Loaded,
+    (last, wishes): (&LastRun, &Wishes),
+    confinement: &Confinement,
+    start: Start,
+) -> Result<(), Failed> {
+    let Loaded { plan, store, .. } = loaded;
+    if let Some(line) = tools::count_now(plan, last) {
+        tell(format_args!("smelt: {line}"));
+    }
+    // Whoever named a model was refused before.
+    if !start.is_by_name() {
+        warn_of_refusals(loaded, last, wishes)?;
+    }
+    let folder = flags.pipeline.folder();
+    exposed::lines(plan, folder, store.root(), confinement.way).into_iter().for_each(warn);
+    Ok(())
+}
+
 /// Says what will be refused at its end; the rest is built all the same, and is of use when that is mended.
 fn warn_of_refusals(loaded: &Loaded, last: &LastRun, wishes: &Wishes) -> Result<(), Failed> {
-    let plan = &loaded.plan;
-    let (refusals, wanted) = (foreseen(loaded, last)?, plan.wanted(&wishes.only));
-    let refused = refusals.iter().filter(|(id, _)| wanted.contains(id));
-    refused.for_each(|(&id, why)| warn(refusals::line(plan, id, why)));
+    let refused = foreseen(loaded, last, wishes)?;
+    refused.iter().for_each(|(&id, why)| warn(refusals::line(&loaded.plan, id, why)));
     Ok(())
 }
 
 /// Refuses now what would be refused at its end.
-fn refuse(loaded: &Loaded, pipeline: &Path) -> Result<(), Failed> {
-    let refusals = foreseen(loaded, &LastRun::read(&loaded.store, pipeline))?;
-    refusals.into_values().next().map_or(Ok(()), |why| Err(Failed::model(why)))
+fn refuse(loaded: &Loaded, pipeline: &Path, wishes: &Wishes) -> Result<(), Failed> {
+    let refused = foreseen(loaded, &LastRun::read(&loaded.store, pipeline), wishes)?;
+    refused.into_values().next().map_or(Ok(()), |why| Err(Failed::model(why)))
 }
 
-/// The stages that will be refused, and why.
-fn foreseen(loaded: &Loaded, last: &LastRun) -> Result<BTreeMap<StageId, String>, Failed> {
+/// The stages that are wanted and will be refused, and why.
+fn foreseen(
+    loaded: &Loaded,
+    last: &LastRun,
+    wishes: &Wishes,
+) -> Result<BTreeMap<StageId, String>, Failed> {
     let plan = &loaded.plan;
     if !refusals::may_be(plan) {
         return Ok(BTreeMap::new());
     }
-    Ok(refusals::of(&Checkpoints::of(plan, &Story::of(loaded, last)?)))
+    let wanted = plan.wanted(&wishes.only);
+    let mut refused = refusals::of(&Checkpoints::of(plan, &Story::of(loaded, last)?));
+    refused.retain(|id, _| wanted.contains(id));
+    Ok(refused)
 }
 
 /// Refuses what the kernel would not hold.

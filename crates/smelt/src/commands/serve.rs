@@ -19,6 +19,7 @@ use smelt_serve::{
     Reach, Running, ServeError, Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
 };
 
+use super::consent::Consent;
 use super::open::{self, Does, Heading};
 use super::target;
 use crate::cards;
@@ -40,8 +41,65 @@ const BATCH_USUAL: usize = 8;
 const CONTEXTS_PER_ANSWER: usize = 2;
 
 pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
-    let (options, warnings) = options(flags)?;
+    let (mut options, warnings) = options(flags)?;
     cards::want(flags.device);
+    check_targets(flags)?;
+    let targets = flags.targets.iter().map(|target| {
+        let (all, consent) = (target::Extent::All, Consent::of(flags.yes));
+        let built = target::build_missing(target, &flags.sets, all, consent)?;
+        Ok(built.unwrap_or_else(|| target.clone()))
+    });
+    let targets = targets.collect::<Result<Vec<_>, Failed>>()?;
+    // What is wrong with the flags is told as with those of any command; all else is the log.
+    begin_log(flags.log_json);
+    warnings.into_iter().for_each(warn);
+    let holds = Arc::new(Leases::new(targets.len()));
+    let loads = loads(flags, targets, &holds);
+    // What cannot be found is told before anything is listened to.
+    let found: Vec<DeploymentInfo> = loads.iter().map(Load::find).collect::<Result<_, _>>()?;
+    check_names(&found)?;
+    let memory = match flags.memory.memory {
+        None => memory_said(&found)?,
+        said => said,
+    };
+    hold_to(&mut options, flags, memory);
+    if options.keys.is_open() && options.key_file.is_none() && !options.addr.ip().is_loopback() {
+        warn("whoever reaches this address may ask; --api-key-file names who may");
+    }
+    let sources = loads.into_iter().zip(found);
+    let sources = sources.map(|(load, found)| load.source(found)).collect();
+    listen(flags, options, sources, memory, &holds)
+}
+
+/// Serves `sources` until the server is to end.
+fn listen(
+    flags: &ServeFlags,
+    options: Options,
+    sources: Vec<Source<Failed>>,
+    memory: Option<u64>,
+    holds: &Leases,
+) -> Result<Exit, Failed> {
+    let scheme = if options.tls.is_some() { "https" } else { "http" };
+    let mut told = Ok(());
+    // What requests took is others' when they are done.
+    smelt_engine::memory::keep_little();
+    let ended = serve(options, sources, |addr| {
+        let addr = format!("{scheme}://{addr}");
+        told = answer(format_args!("{addr}\n"));
+        growth(&addr, flags, memory)
+    });
+    holds.end();
+    told?;
+    match ended {
+        Ok(Ended::Drained) => Ok(Exit::Ok),
+        Ok(Ended::BrokenOff) => Ok(Exit::Interrupted),
+        Err(ServeError::Load(failed)) => Err(failed),
+        Err(error) => Err(Failed::new(Exit::StageFailed, error)),
+    }
+}
+
+/// Refuses flags that do not go with the targets.
+fn check_targets(flags: &ServeFlags) -> Result<(), Failed> {
     if flags.model_name.len() > flags.targets.len() {
         return Err(Failed::usage("--model-name is given more often than there are models"));
     }
@@ -56,68 +114,55 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     if let Some(folder) = &flags.golden {
         golden_questions(folder)?;
     }
-    let targets = flags.targets.iter().map(|target| {
-        let built = target::build_missing(target, &flags.sets, target::Extent::All)?;
-        Ok(built.unwrap_or_else(|| target.clone()))
-    });
-    let targets = targets.collect::<Result<Vec<_>, Failed>>()?;
-    // What is wrong with the flags is told as with those of any command; all else is the log.
-    begin_log(flags.log_json);
-    warnings.into_iter().for_each(warn);
+    Ok(())
+}
+
+/// How each of the targets is found and loaded.
+fn loads(flags: &ServeFlags, targets: Vec<PathBuf>, holds: &Arc<Leases>) -> Vec<Load> {
     let names = flags.model_name.iter().cloned().map(Some).chain(std::iter::repeat(None));
-    let holds = Arc::new(Leases::new(flags.targets.len()));
-    let loads: Vec<Load> = targets
-        .into_iter()
-        .zip(names)
-        .enumerate()
-        .map(|(at, (target, name))| Load {
-            at,
-            holds: Arc::clone(&holds),
-            target,
-            sets: flags.sets.clone(),
-            name,
-            kv: kv(&flags.memory),
-            limits: limits(flags),
-            batch: flags.limits.batch,
-            image_options: flags.image_options.wanted(),
-            golden: flags.golden.clone(),
-            template: flags.chat_template.clone(),
-        })
-        .collect();
-    // What cannot be found is told before anything is listened to.
-    let found: Vec<DeploymentInfo> = loads.iter().map(Load::find).collect::<Result<_, _>>()?;
+    let load = |(at, (target, name))| Load {
+        at,
+        holds: Arc::clone(holds),
+        target,
+        sets: flags.sets.clone(),
+        name,
+        kv: kv(&flags.memory),
+        limits: limits(flags),
+        batch: flags.limits.batch,
+        image_options: flags.image_options.wanted(),
+        golden: flags.golden.clone(),
+        template: flags.chat_template.clone(),
+    };
+    targets.into_iter().zip(names).enumerate().map(load).collect()
+}
+
+/// Refuses two models of one name.
+fn check_names(found: &[DeploymentInfo]) -> Result<(), Failed> {
     let names: Vec<&str> = found.iter().map(|found| &found.name[..]).collect();
-    if let Some(twice) = names.iter().find(|name| names.iter().filter(|n| n == name).count() > 1) {
-        let why = format!("two models are called {twice:?}; tell them apart by --model-name");
-        return Err(Failed::usage(why));
-    }
-    if options.keys.is_open() && options.key_file.is_none() && !options.addr.ip().is_loopback() {
-        warn("whoever reaches this address may ask; --api-key-file names who may");
-    }
-    let scheme = if options.tls.is_some() { "https" } else { "http" };
-    let mut told = Ok(());
-    let sources = loads.into_iter().zip(found);
-    let sources = sources.map(|(load, found)| load.source(found)).collect();
-    // What requests took is others' when they are done.
-    smelt_engine::memory::keep_little();
-    let ended = serve(options, sources, |addr| {
-        let addr = format!("{scheme}://{addr}");
-        told = answer(format_args!("{addr}\n"));
-        growth(&addr, flags)
-    });
-    holds.end();
-    told?;
-    match ended {
-        Ok(Ended::Drained) => Ok(Exit::Ok),
-        Ok(Ended::BrokenOff) => Ok(Exit::Interrupted),
-        Err(ServeError::Load(failed)) => Err(failed),
-        Err(error) => Err(Failed::new(Exit::StageFailed, error)),
+    match names.iter().find(|name| names.iter().filter(|n| n == name).count() > 1) {
+        Some(twice) => Err(Failed::usage(format!(
+            "two models are called {twice:?}; tell them apart by --model-name"
+        ))),
+        None => Ok(()),
     }
 }
 
-/// Leaves runs of this machine a note of what the server may hold: what it was given, then what its models need.
-fn growth(addr: &str, flags: &ServeFlags) -> Growth {
-    let cap = flags.memory.memory;
+/// The least that one of the deployments says a server may take.
+fn memory_said(found: &[DeploymentInfo]) -> Result<Option<u64>, Failed> {
+    let said = |found: &DeploymentInfo| Ok(open::heading(&found.dir)?.serving.memory_bytes_max);
+    let said = found.iter().map(said).collect::<Result<Vec<_>, Failed>>()?;
+    Ok(said.into_iter().flatten().min())
+}
+
+/// Holds what requests take to what the whole server may take.
+fn hold_to(options: &mut Options, flags: &ServeFlags, memory: Option<u64>) {
+    let bodies = bodies_bytes(flags.limits.max_body) as u64;
+    options.bodies_bytes_max = service::preparing(bodies, memory) as usize;
+    options.decoding_bytes_max = service::preparing(DECODING_BYTES, memory);
+}
+
+/// Leaves runs of this machine a note of what the server may hold: the `cap` that it was given, then what its models need.
+fn growth(addr: &str, flags: &ServeFlags, cap: Option<u64>) -> Growth {
     let given = cap.or(match flags.memory.kv_memory {
         Some(KvMemory::Bytes(bytes)) => Some(bytes),
         Some(KvMemory::Free | KvMemory::Part(_)) | None => None,
@@ -196,7 +241,7 @@ impl Load {
             progress.tell(step(pacing.doing(), at), is_news);
         };
         let loading = &mut Loading::new(open::bytes(dir), &mut say);
-        let Heading { does, slots, .. } = open::heading(dir)?;
+        let Heading { does, serving, .. } = open::heading(dir)?;
         if does == Does::Embeds {
             let encoder = open::encoder(dir, loading)?;
             loading.runs(0.0, WARMING_UP);
@@ -209,7 +254,7 @@ impl Load {
             let service = EmbedService::start(encoder, self.limits.queue_max);
             return Ok(Running::Scores(service.map_err(encoder_failed)?));
         }
-        let batch = self.batch.map(usize::from).or(slots).unwrap_or(BATCH_USUAL);
+        let batch = self.batch.map(usize::from).or(serving.slots).unwrap_or(BATCH_USUAL);
         let kv = KvOptions { max_slots: Some(MAX_SLOTS_MAX), ..self.kv };
         let contexts_max = Some(batch * CONTEXTS_PER_ANSWER);
         let limits = service::Options { running_max: batch, contexts_max, ..self.limits };
@@ -292,8 +337,8 @@ fn options(flags: &ServeFlags) -> Result<(Options, Vec<String>), Failed> {
         images_max: max_images,
         frames_max: max_frames.into(),
         body_bytes_max: max_body,
-        bodies_bytes_max: preparing(flags) as usize,
-        decoding_bytes_max: service::preparing(DECODING_BYTES, flags.memory.memory),
+        bodies_bytes_max: bodies_bytes(max_body),
+        decoding_bytes_max: DECODING_BYTES,
         free_memory: smelt_engine::memory::give_back,
         connections_max: max_connections,
         drain_time_max: flags.drain,
@@ -334,11 +379,6 @@ fn limits(flags: &ServeFlags) -> service::Options {
         kv: flags.memory.kv_memory.unwrap_or(KvMemory::Free),
         ..service::Options::default()
     }
-}
-
-/// Bytes of requests that are read and prepared at once; under a small cap there is less for them.
-fn preparing(flags: &ServeFlags) -> u64 {
-    service::preparing(bodies_bytes(flags.limits.max_body) as u64, flags.memory.memory)
 }
 
 fn encoder_failed(error: embed::StartError) -> Failed {

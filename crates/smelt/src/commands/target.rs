@@ -10,6 +10,7 @@ use smelt_store::{Store, Wait};
 
 #[cfg(not(feature = "build"))]
 use super::absent;
+use super::consent::Consent;
 #[cfg(feature = "build")]
 use super::{build, run};
 use crate::built::{self, Built};
@@ -64,8 +65,8 @@ pub(super) enum Extent {
 }
 
 /// The same of a command that answers itself: a model of which nothing is built is built first, as far as it is asked.
-pub(super) fn ready(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
-    let built = build_missing(target, sets, Extent::Deployments)?;
+pub(super) fn ready(target: &Path, sets: &[String], consent: Consent) -> Result<PathBuf, Failed> {
+    let built = build_missing(target, sets, Extent::Deployments, consent)?;
     let Some(pipeline) = built else { return directory(target, sets) };
     #[cfg(feature = "build")]
     run::listen_no_more()?;
@@ -77,6 +78,7 @@ pub(super) fn build_missing(
     target: &Path,
     sets: &[String],
     extent: Extent,
+    consent: Consent,
 ) -> Result<Option<PathBuf>, Failed> {
     let (Some(text), Meant::Missing(source)) = (target.to_str(), meant(target)?) else {
         return Ok(None);
@@ -91,17 +93,17 @@ pub(super) fn build_missing(
     tell(format_args!(
         "nothing is built of {text} yet, so it is built first, as by: smelt build {text}"
     ));
-    on_the_way(text, extent).map(Some)
+    on_the_way(text, extent, consent).map(Some)
 }
 
 #[cfg(feature = "build")]
-fn on_the_way(model: &str, extent: Extent) -> Result<PathBuf, Failed> {
-    build::on_the_way(model, extent)
+fn on_the_way(model: &str, extent: Extent, consent: Consent) -> Result<PathBuf, Failed> {
+    build::on_the_way(model, extent, consent)
 }
 
 /// What only serves builds nothing.
 #[cfg(not(feature = "build"))]
-fn on_the_way(_: &str, _: Extent) -> Result<PathBuf, Failed> {
+fn on_the_way(_: &str, _: Extent, _: Consent) -> Result<PathBuf, Failed> {
     Err(absent::refused("build"))
 }
 

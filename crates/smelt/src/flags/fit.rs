@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use smelt_backend::KvType;
 use smelt_fit::Wanted;
 use smelt_model::quantize::Scheme;
 use smelt_plan::quantity;
+
+use super::kv_type;
 
 #[derive(Debug, Args)]
 pub(crate) struct FitFlags {
@@ -64,7 +67,11 @@ pub(crate) struct OverruleFlags {
     /// Most tiles that a picture is cut into
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) tiles: Option<u32>,
-    /// What the model may hold while it serves, as 3GiB (default: what the device leaves to it)
+    /// How keys and values are kept: f32, f16 or int8, a byte and a scale for each head
+    #[arg(long, value_name = "TYPE", value_parser = kv_type)]
+    pub(crate) kv: Option<KvType>,
+    /// What the model may hold while it serves, as 3GiB (default: what the device leaves to it); whoever serves it is
+    /// held to that
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub(crate) memory: Option<SizeWord>,
 }
@@ -79,7 +86,7 @@ pub(crate) struct PrecisionWord {
 /// Bytes, as they were typed.
 #[derive(Debug, Clone)]
 pub(crate) struct SizeWord {
-    word: String,
+    pub(crate) word: String,
     bytes: u64,
 }
 
@@ -91,7 +98,7 @@ impl OverruleFlags {
             scheme: self.precision.as_ref().map(|precision| precision.scheme.name().to_owned()),
             context: count(self.context),
             tiles: count(self.tiles),
-            kv: None,
+            kv: self.kv.map(|kv| kv.word().to_owned()),
             memory_bytes: self.memory.as_ref().map(|memory| memory.bytes),
         }
     }
@@ -105,6 +112,7 @@ impl OverruleFlags {
             flag("precision", self.precision.as_ref().map(|precision| precision.word.clone())),
             flag("context", self.context.map(|context| context.to_string())),
             flag("tiles", self.tiles.map(|tiles| tiles.to_string())),
+            flag("kv", self.kv.map(|kv| kv.word().to_owned())),
             flag("memory", self.memory.as_ref().map(|memory| memory.word.clone())),
         ]
         .concat()
@@ -140,11 +148,13 @@ mod tests {
             precision: Some(precision("int4").unwrap()),
             context: Some(2048),
             tiles: None,
+            kv: Some(KvType::Int8),
             memory: Some(memory("3GiB").unwrap()),
         };
-        assert_eq!(flags.words(), " --precision int4 --context 2048 --memory 3GiB");
+        assert_eq!(flags.words(), " --precision int4 --context 2048 --kv int8 --memory 3GiB");
         let wanted = flags.wanted();
         assert_eq!(wanted.scheme.as_deref(), Some("int4-g128"));
+        assert_eq!(wanted.kv.as_deref(), Some("int8"));
         assert_eq!((wanted.context, wanted.memory_bytes), (Some(2048), Some(3 << 30)));
     }
 

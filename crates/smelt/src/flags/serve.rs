@@ -12,7 +12,7 @@ use smelt_runtime::image::FRAMES_MAX;
 use smelt_runtime::service::KvMemory;
 use smelt_serve::HeaderValue;
 
-use super::{ImageFlags, kv_type};
+use super::{ImageFlags, kv_type, size};
 use crate::cards::DeviceChoice;
 
 /// More answers at once than this is a mistake: each has keys and values of its own.
@@ -69,6 +69,9 @@ pub(crate) struct ServeFlags {
     /// How long answers may still take after SIGTERM or SIGINT
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(crate) drain: Duration,
+    /// Fetch and build a model of which nothing is built without asking, however large it is
+    #[arg(short, long)]
+    pub(crate) yes: bool,
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
@@ -145,15 +148,17 @@ pub(crate) struct LimitFlags {
 /// What memory it may take.
 #[derive(Debug, Args)]
 pub(crate) struct MemoryFlags {
-    /// The most memory of the whole server, as in 3GiB
+    /// The most memory of the whole server, as in 3GiB (default: what its deployments say, the least of them; else
+    /// what is free)
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<u64>,
     /// Memory for keys and values, as in 512MiB or 50% of what is free (default: what is free)
     #[arg(long, value_name = "SIZE", value_parser = kv_memory)]
     pub(crate) kv_memory: Option<KvMemory>,
-    /// How keys and values are kept: f32, f16 or int8 (a byte and a scale for each head)
-    #[arg(long, value_name = "TYPE", default_value = "f16", value_parser = kv_type)]
-    pub(crate) kv: KvType,
+    /// How keys and values are kept: f32, f16 or int8, a byte and a scale for each head (default: what the deployment
+    /// says, else f16)
+    #[arg(long, value_name = "TYPE", value_parser = kv_type)]
+    pub(crate) kv: Option<KvType>,
     /// The longest prompt with its answer, up to the positions of the model (default: what the deployment
     /// says, else what the engine was built for)
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
@@ -203,10 +208,6 @@ fn host(text: &str) -> Result<String, String> {
 
 fn time(text: &str) -> Result<Duration, String> {
     quantity::duration(text).map_err(|error| error.to_string())
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    quantity::bytes(text).map_err(|error| error.to_string())
 }
 
 /// A body's budget is counted in KiB, and more than a few GiB is no request.

@@ -7,11 +7,12 @@
 
 use std::path::{Path, PathBuf};
 
-use smelt_backend::KvOptions;
+use smelt_backend::{KvOptions, KvType};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::bert::Bert;
 use smelt_model::model::{Encoder, ModelPart, Vision};
 use smelt_plan::kind::deployment::Deployment as Params;
+use smelt_plan::kind::words::KvForm;
 use smelt_runtime::deployment::{
     self, Deployment, FORMAT, ModelFamily, Serving, Spec, Verified, eos_tokens,
 };
@@ -359,8 +360,9 @@ pub(super) fn cutting(checkpoint: &Checkpoint) -> Result<Cutting, Failed> {
 
 /// How the deployment is served where nobody says otherwise.
 fn serving(params: &Params, checkpoint: &Checkpoint) -> Result<Serving, Failed> {
-    let &Params { max_seq_len, slots, tiles, frames, .. } = params;
-    let serving = Serving { max_seq_len, slots, tiles, frames };
+    let &Params { max_seq_len, slots, tiles, frames, kv, memory, .. } = params;
+    let (kv, memory_bytes_max) = (kv.map(kv_type), memory);
+    let serving = Serving { max_seq_len, slots, tiles, frames, kv, memory_bytes_max };
     let positions = checkpoint.decoder().map_err(Failed::model)?.max_positions;
     match serving.max_seq_len {
         Some(asked) if asked > positions => Err(Failed::new(
@@ -368,6 +370,15 @@ fn serving(params: &Params, checkpoint: &Checkpoint) -> Result<Serving, Failed> 
             format!("\"max-seq-len\" is {asked}, more than the model's {positions} positions"),
         )),
         _ => Ok(serving),
+    }
+}
+
+/// The form of keys and values that a pipeline's word means.
+fn kv_type(form: KvForm) -> KvType {
+    match form {
+        KvForm::F32 => KvType::F32,
+        KvForm::F16 => KvType::F16,
+        KvForm::Int8 => KvType::Int8,
     }
 }
 

@@ -260,15 +260,24 @@ impl Header {
         Self::read_with(file, true)
     }
 
+    /// Reads the tables of a file of so many bytes, of which `file` holds the first ones.
+    pub(crate) fn read_beginning(file: &File, bytes: u64) -> io::Result<Result<Self, GgufLie>> {
+        Self::read_within(file, bytes, false)
+    }
+
     fn read_with(file: &File, keeps_words: bool) -> io::Result<Result<Self, GgufLie>> {
         let facts = file.metadata()?;
         if !facts.is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }
+        Self::read_within(file, facts.len(), keeps_words)
+    }
+
+    fn read_within(file: &File, end: u64, keeps_words: bool) -> io::Result<Result<Self, GgufLie>> {
         // From its beginning, whoever read it before.
         let mut file = file;
         file.rewind()?;
-        let (reader, end, left) = (BufReader::new(file), facts.len(), WORD_BYTES_MAX);
+        let (reader, left) = (BufReader::new(file), WORD_BYTES_MAX);
         let mut scan = Scan { reader, at: 0, end, keeps_words, word_bytes_left: left };
         match scan.header() {
             Ok(header) => Ok(Ok(header)),

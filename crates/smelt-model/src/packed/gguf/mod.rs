@@ -19,6 +19,7 @@ pub(crate) mod tokenizer;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -97,17 +98,48 @@ impl Gguf {
 /// The longest table of rotary factors: those of a head of 8192.
 const FACTOR_BYTES_MAX: u64 = 16 << 10;
 
-/// The rotary factors of a file, if it has some.
-fn factors(part: &GgufShard) -> Result<Option<Vec<f32>>, GgufError> {
-    let GgufShard { path, file, header } = part;
+/// What of a GGUF file must be here so that a checkpoint is opened of it, and nothing but weights is missing.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Beginning {
+    /// More than is here: its tables go on.
+    CutOff,
+    /// Its tables are all here; beside them these bytes are read, if there are any: its rotary factors.
+    Whole(Option<Range<u64>>),
+}
+
+/// What must be here of a GGUF file of so many `bytes`, of which the file at `path` holds the first ones.
+///
+/// # Errors
+/// [`GgufError`] naming the file and what is wrong with what is here.
+pub fn beginning(path: &Path, bytes: u64) -> Result<Beginning, GgufError> {
+    let failed = |source| GgufError::Io { path: path.into(), source };
+    let file = File::open(path).map_err(failed)?;
+    let is_all = file.metadata().map_err(failed)?.len() >= bytes;
+    match Header::read_beginning(&file, bytes).map_err(failed)? {
+        Ok(header) => Ok(Beginning::Whole(factor_range(&header))),
+        Err(GgufLie::CutOff { .. }) if !is_all => Ok(Beginning::CutOff),
+        Err(lie) => Err(GgufError::Lie { path: path.into(), lie }),
+    }
+}
+
+/// Where the rotary factors lie in a file, if it has some.
+fn factor_range(header: &Header) -> Option<Range<u64>> {
     let is_one = |tensor: &&Tensor| {
         tensor.name == config::ROPE_FACTORS
             && tensor.dtype == Dtype::F32
             && tensor.size_bytes() <= FACTOR_BYTES_MAX
     };
-    let Some(tensor) = header.tensors.iter().find(is_one) else { return Ok(None) };
-    let mut bytes = vec![0; tensor.size_bytes() as usize];
-    file.read_exact_at(&mut bytes, header.data_start + tensor.start())
+    let tensor = header.tensors.iter().find(is_one)?;
+    let start = header.data_start + tensor.start();
+    Some(start..start + tensor.size_bytes())
+}
+
+/// The rotary factors of a file, if it has some.
+fn factors(part: &GgufShard) -> Result<Option<Vec<f32>>, GgufError> {
+    let GgufShard { path, file, header } = part;
+    let Some(range) = factor_range(header) else { return Ok(None) };
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    file.read_exact_at(&mut bytes, range.start)
         .map_err(|source| GgufError::Io { path: path.clone(), source })?;
     Ok(Some(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
 }

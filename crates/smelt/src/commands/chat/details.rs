@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use smelt_engine::llm::KvType;
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::generate::Answer;
 use smelt_runtime::generation::Finish;
@@ -11,8 +10,8 @@ use smelt_runtime::sampling::Settings;
 use crate::table::{bytes, rate, seconds};
 
 /// Of the deployment in `dir`, before anything is asked.
-pub(super) fn of_model(dir: &Path, deployment: &Deployment, kv: KvType) -> Vec<String> {
-    let text = &deployment.text;
+pub(super) fn of_model(dir: &Path, deployment: &Deployment) -> Vec<String> {
+    let (text, kv) = (&deployment.text, deployment.llm.facts().kv);
     let (model, family) = (&text.spec.model, text.spec.family.name());
     let sees = match &text.image_processor {
         Some(image_processor) => {

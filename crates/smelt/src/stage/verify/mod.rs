@@ -179,7 +179,7 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     let vision = request.optional_input("vision").map(|dir| BACKENDS.vision(dir)).transpose();
     let mut vision = vision.map_err(Failed::invalid)?.unwrap_or_default();
     vision.sort_by_key(|engine| engine.takes().numbers());
-    let exact = KvOptions { kind: KvType::F32, ..KvOptions::default() };
+    let exact = KvOptions { kind: Some(KvType::F32), ..KvOptions::default() };
     let llm = LlmEngine::open_with(request.input("llm")?, exact).map_err(Failed::invalid)?;
     say("checking digests");
     // The engines of one directory share one file.
