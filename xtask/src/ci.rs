@@ -1,16 +1,19 @@
 //! Runs every check, in the order that fails fastest, and says how long each took.
 
-use std::process::Command;
+use std::fmt;
+use std::process::{Command, ExitCode};
+use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::{
-    bench, cma, conformance, cross, debian, nvrtc, onnxruntime, operation, power_cuts, root,
-    target, tidy, unchanged, walks,
+    bench, cma, conformance, cross, fetch, lanes, onnxruntime, operation, power_cuts, root, tidy,
+    unchanged, walks,
 };
 
-const STEPS: [(&str, &[&str]); 5] = [
+/// Steps that need nothing but cargo.
+const LINTS: [(&str, &[&str]); 3] = [
     ("format", &["fmt", "--all", "--check"]),
     ("lints", &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]),
     // A smelt that only serves.  As features of all else stay as they are, nothing but the command is checked again.
@@ -27,6 +30,10 @@ const STEPS: [(&str, &[&str]); 5] = [
             "warnings",
         ],
     ),
+];
+
+/// Steps that need what [`fetch::for_tests`] brings.
+const TESTS: [(&str, &[&str]); 2] = [
     // Without examples, which the lints have checked, and tests in documentation, of which `tidy` allows none.
     ("tests", &["test", "--workspace", "--tests", "--locked", "--no-fail-fast"]),
     // With examples, features are those of the lints, and what they checked is not checked again.
@@ -40,77 +47,100 @@ const INPUTS: [&str; 8] =
 /// A check that is our own: its name, what it reads beside [`INPUTS`], and how it runs, or says that it cannot.
 type CheckFn = (&'static str, &'static [&'static str], fn() -> Result<bool>);
 
-const OWN: [CheckFn; 10] = [
-    ("onnxruntime", &[], || ran(onnxruntime::run())),
-    ("conformance", &[], || ran(conformance::run())),
-    ("bench cpu", &[], || ran(bench::cpu::run(&["--smoke"]))),
-    ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
-    ("bench router", &[], || ran(bench::router::run(&["--smoke"]))),
-    ("operation", &["docs"], || ran(operation::run())),
-    ("walks", &["README.md", "docs"], || ran(walks::run())),
-    ("aarch64", &[], || ran(cross::test_engine())),
-    ("cma", &[], || cma::run(cma::CI)),
-    ("power cuts", &[], || power_cuts::run(power_cuts::CI)),
+/// Checks that run side by side: each lane does its own one after the other.
+const LANES: [&[CheckFn]; 2] = [
+    // Both compile most of the time.  `cma`, late in the other lane, goes on from what `aarch64` built; the walks are held to a
+    // time, and end beside little.
+    &[
+        ("aarch64", &[], || ran(cross::test_engine())),
+        ("walks", &["README.md", "docs"], || ran(walks::run())),
+    ],
+    &[
+        ("onnxruntime", &[], || ran(onnxruntime::run())),
+        ("conformance", &[], || ran(conformance::run())),
+        ("bench cpu", &[], || ran(bench::cpu::run(&["--smoke"]))),
+        ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
+        ("bench router", &[], || ran(bench::router::run(&["--smoke"]))),
+        ("operation", &["docs"], || ran(operation::run())),
+        ("cma", &[], || cma::run(cma::CI)),
+        ("power cuts", &[], || power_cuts::run(power_cuts::CI)),
+    ],
 ];
+
+/// What a step took.
+#[derive(Clone, Debug)]
+pub(crate) struct Took {
+    pub(crate) name: &'static str,
+    /// Nothing where it was not run.
+    seconds: Option<u64>,
+}
+
+impl Took {
+    /// Of a step that has ended now; tells it.
+    pub(crate) fn since(name: &'static str, begin: Instant, has_run: bool) -> Self {
+        let took = Self { name, seconds: has_run.then(|| begin.elapsed().as_secs()) };
+        println!("\n{took}");
+        took
+    }
+
+    #[cfg(test)]
+    pub(crate) fn has_run(&self) -> bool {
+        self.seconds.is_some()
+    }
+}
+
+impl fmt::Display for Took {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.seconds {
+            Some(seconds) => write!(f, "{:12} {seconds:4} s", self.name),
+            None => write!(f, "{:12} not run", self.name),
+        }
+    }
+}
 
 /// Fails at the first step that fails.  Long steps that held with the same inputs are left out, but for `all`.
 pub(crate) fn run(all: bool) -> Result<()> {
+    let begin = Instant::now();
     if all {
         unchanged::forget()?;
     }
-    // The kill-point sweeps count and cut system calls with it, and the order of syncs is seen by it.
-    debian::need("strace", || debian::runs("strace", "-V"))?;
-    // Films are made and read by it.
-    debian::need_alone("ffmpeg", || debian::runs("ffmpeg", "-version"))?;
-    // A camera that others wrote.
-    for (package, proof) in [
-        ("python3-gi", "import gi"),
-        ("gir1.2-gst-rtsp-server-1.0", "import gi; gi.require_version('GstRtspServer', '1.0')"),
-        (
-            "gstreamer1.0-plugins-good",
-            "from gi.repository import Gst; Gst.init(); assert Gst.ElementFactory.find('rtph264pay')",
-        ),
-    ] {
-        debian::need_alone(package, || debian::proves(proof))?;
+    let times = thread::scope(|scope| {
+        let coming = scope.spawn(fetch::for_tests);
+        let mut times = steps(&LINTS, &[])?;
+        let variables = coming.join().expect("what is fetched does not panic")?;
+        // It comes while the tests are compiled.
+        scope.spawn(fetch::for_checks);
+        times.extend(steps(&TESTS, &variables)?);
+        times.push(step("tidy", tidy::run)?);
+        anyhow::Ok(times)
+    })?;
+    let lanes = LANES.map(|lane| lane.iter().map(|(name, ..)| *name).collect());
+    for took in times.into_iter().chain(lanes::run(&lanes)?) {
+        println!("{took}");
     }
-    // Alerts and dashboards are evaluated by it.
-    debian::need("prometheus", || debian::runs("promtool", "--version"))?;
-    // Pages of runs are looked at in it.
-    debian::need("chromium", || debian::runs("chromium", "--version"))?;
-    // Engines of its back end are tested with it.
-    let library = onnxruntime::library()?;
-    let library = library.to_str().context("the target directory is no text")?;
-    // Kernels are compiled by both, and kept by content: what did not change takes no time.
-    let compilers = nvrtc::libraries()?;
-    let kept = target().join("kernels");
-    let kept = kept.to_str().context("the target directory is no text")?;
-    let libraries = [
-        ("SMELT_ONNXRUNTIME", library),
-        ("SMELT_NVRTC", compilers.as_str()),
-        ("SMELT_KEPT_KERNELS", kept),
-    ];
-    let mut times = Vec::new();
-    let mut timed = |name, step: &mut dyn FnMut() -> Result<bool>| {
-        let begin = Instant::now();
-        let has_run = step().with_context(|| format!("{name} failed"))?;
-        let seconds = begin.elapsed().as_secs();
-        let took = if has_run { format!("{seconds:4} s") } else { "not run".to_owned() };
-        println!("\n{name}: {took}");
-        times.push((name, took));
-        anyhow::Ok(())
-    };
-    for (name, arguments) in STEPS {
-        timed(name, &mut || ran(cargo(arguments, &libraries)))?;
-    }
-    timed("tidy", &mut || ran(tidy::run()))?;
-    for (name, own, step) in OWN {
-        let inputs = [&INPUTS, own].concat();
-        timed(name, &mut || unchanged::or_run(name, &inputs, step))?;
-    }
-    for (name, took) in times {
-        println!("{name:11} {took}");
-    }
+    println!("{:12} {:4} s, checks side by side", "all", begin.elapsed().as_secs());
     Ok(())
+}
+
+/// Runs steps of cargo's, one after the other.
+fn steps(all: &[(&'static str, &[&str])], variables: &[(&str, String)]) -> Result<Vec<Took>> {
+    let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    all.iter().map(|(name, arguments)| step(name, || cargo(arguments, &variables))).collect()
+}
+
+fn step(name: &'static str, run: impl FnOnce() -> Result<()>) -> Result<Took> {
+    let begin = Instant::now();
+    run().with_context(|| format!("{name} failed"))?;
+    Ok(Took::since(name, begin, true))
+}
+
+/// One of the checks that run side by side, in a process of its own.
+pub(crate) fn check(name: &str) -> ExitCode {
+    let known = LANES.concat().into_iter().find(|(known, ..)| *known == name);
+    lanes::exit(match known {
+        Some((_, own, step)) => unchanged::or_run(name, &[&INPUTS, own].concat(), step),
+        None => Err(anyhow!("ci has no check that is called {name}")),
+    })
 }
 
 fn ran(step: Result<()>) -> Result<bool> {
@@ -139,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_steps_depend_on_is_there() {
-        for (_, own, _) in OWN {
+        for (_, own, _) in LANES.concat() {
             unchanged::digest(&[&INPUTS, own].concat()).unwrap();
         }
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::debian::{self, Packages};
+use crate::debian::Packages;
 use crate::guest::{Accelerator, Board, Kernel, Machine, need_qemu};
 use crate::{cross, root, target};
 
@@ -47,8 +47,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<bool> {
         ["--if-possible"] => true,
         _ => bail!("cma takes --if-possible and nothing else"),
     };
-    let folder = target().join("cma");
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let folder = folder()?;
     let machine = match prepare(&folder) {
         Err(error) if if_possible => {
             println!("NOT RUN, no contiguous memory was exhausted: {error:#}");
@@ -73,12 +72,30 @@ pub(crate) fn run(arguments: &[&str]) -> Result<bool> {
     Ok(true)
 }
 
-/// Builds and fetches what is not here into `folder`.
-fn prepare(folder: &Path) -> Result<Machine> {
+/// Where all of this lies.
+fn folder() -> Result<PathBuf> {
+    let folder = target().join("cma");
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    Ok(folder)
+}
+
+/// Brings what a guest is made of, but for what is compiled.
+pub(crate) fn fetch() -> Result<()> {
+    cross::fetch()?;
+    fetch_into(&folder()?).map(drop)
+}
+
+/// Busybox, and the kernel with its modules.
+fn fetch_into(folder: &Path) -> Result<(PathBuf, Kernel)> {
     need_qemu(Board::Arm64)?;
     let packages = Packages::of("arm64", folder)?;
     let busybox = packages.unpack("busybox-static", folder)?.join("bin/busybox");
-    let kernel = Kernel::fetch(&packages, KERNEL, &MODULES, folder)?;
+    Ok((busybox, Kernel::fetch(&packages, KERNEL, &MODULES, folder)?))
+}
+
+/// Builds and fetches what is not here into `folder`.
+fn prepare(folder: &Path) -> Result<Machine> {
+    let (busybox, kernel) = fetch_into(folder)?;
     let smelt = cross::build_smelt()?;
     runs_on_this_machine(&smelt)?;
     let client = folder.join("contiguous");
@@ -104,7 +121,7 @@ fn prepare(folder: &Path) -> Result<Machine> {
 
 /// Whether the binary does its work on this machine, where QEMU executes it without a guest.
 fn runs_on_this_machine(smelt: &Path) -> Result<()> {
-    debian::need_alone("qemu-user", || debian::runs("qemu-aarch64", "--version"))?;
+    cross::need_runner()?;
     let cache = target().join("cma/cache");
     let each =
         [&["--version"][..], &["plan", "pipelines/demo.toml"], &["watch", "--once", "--json"]];

@@ -38,6 +38,13 @@ pub(crate) fn run() -> Result<()> {
     timed("made-up requests", || made_up(&python, &server, &flags))
 }
 
+/// Brings clients, libraries and what drives the browser.
+pub(crate) fn fetch() -> Result<()> {
+    environment()?;
+    libraries::fetch()?;
+    page::environment().map(drop)
+}
+
 /// Says how long a part took that went well.
 fn timed<T>(name: &str, part: impl FnOnce() -> Result<T>) -> Result<T> {
     let begin = Instant::now();

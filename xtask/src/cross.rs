@@ -42,7 +42,7 @@ pub(crate) fn build_smelt() -> Result<PathBuf> {
 /// The engine's kernels and decoders, tested as the boards compute: NEON against plain Rust and, of engines built
 /// there, the golden vectors.
 pub(crate) fn test_engine() -> Result<()> {
-    debian::need("qemu-user", || debian::runs("qemu-aarch64", "--version"))?;
+    need_runner()?;
     let integration = [&TESTS[..], &["--", "golden::", "packed::", "vision::"]].concat();
     for tests in [&["--lib"][..], &integration] {
         let mut cargo = cargo(&["test", "--quiet"])?;
@@ -52,11 +52,26 @@ pub(crate) fn test_engine() -> Result<()> {
     Ok(())
 }
 
-/// Cargo in the root, for the boards.
-fn cargo(arguments: &[&str]) -> Result<Command> {
-    need_compiler()?;
+/// Brings what builds for the boards, and what runs that here.
+pub(crate) fn fetch() -> Result<()> {
+    need_builder()?;
+    need_runner()
+}
+
+/// Runs programs of the boards without a guest.
+pub(crate) fn need_runner() -> Result<()> {
+    debian::need_alone("qemu-user", || debian::runs("qemu-aarch64", "--version"))
+}
+
+fn need_builder() -> Result<()> {
     // What Debian's toolchains come with needs no rustup; cargo says what is missing.
     let _ = Command::new("rustup").args(["target", "add", TARGET]).output();
+    need_compiler()
+}
+
+/// Cargo in the root, for the boards.
+fn cargo(arguments: &[&str]) -> Result<Command> {
+    need_builder()?;
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(arguments).args(TOGETHER).args(["--locked", "--target", TARGET]);
     cargo.current_dir(root()).envs(BUILD);

@@ -25,7 +25,9 @@ fn need_with(flags: &[&str], package: &str, present: impl Fn() -> bool) -> Resul
         let mut apt = Command::new("apt-get");
         // Nobody is there to be asked.
         apt.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
-        succeeds(apt.args(["install", "-y", "-qq"]).args(flags).arg(package))
+        // Another check may install something just now.
+        apt.args(["-o", "DPkg::Lock::Timeout=300", "install", "-y", "-qq"]);
+        succeeds(apt.args(flags).arg(package))
     };
     let has = present() || Packages::own().update() && install(flags) && present();
     ensure!(

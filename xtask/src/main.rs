@@ -11,8 +11,10 @@ mod cross;
 mod cuda;
 mod debian;
 mod demo;
+mod fetch;
 mod fuzz;
 mod guest;
+mod lanes;
 mod llama;
 mod mutants;
 mod nightly;
@@ -135,6 +137,8 @@ fn main() -> ExitCode {
         ["bench", "cuda", ref rest @ ..] => bench::cuda::run(rest),
         ["bench", "film", ref rest @ ..] => bench::film::run(rest),
         ["bench", "router", ref rest @ ..] => bench::router::run(rest),
+        // Started by `ci`, side by side.
+        ["ci-check", name] => return ci::check(name),
         // Started by `bench workflow`, and measured.
         ["floor", ref rest @ ..] => bench::workflow::floor(rest),
         // Started by `bench` for each process it measures.

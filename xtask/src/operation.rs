@@ -4,7 +4,7 @@
 //! That dashboard and alerts name metrics that are counted is a test of `smelt`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -31,17 +31,36 @@ const IGNORED: [&str; 2] = ["target", "cache"];
 pub(crate) fn run() -> Result<()> {
     println!("\n$ cargo xtask operation");
     let from = root().join("crates/smelt-serve/operation");
-    let scratch = target().join("operation");
-    fs::create_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
+    let scratch = scratch()?;
     let smelt = build_smelt()?;
     unit(&from.join("smelt.service"), &smelt, &scratch)?;
     alerts(&from.join("alerts.yml"), &scratch)?;
     container(&from.join("Containerfile"), &smelt)
 }
 
+fn scratch() -> Result<PathBuf> {
+    let scratch = target().join("operation");
+    fs::create_dir_all(&scratch).with_context(|| scratch.display().to_string())?;
+    Ok(scratch)
+}
+
+/// Brings the programs that look at them.
+pub(crate) fn fetch() -> Result<()> {
+    need_systemd()?;
+    prometheus(&scratch()?).map(drop)
+}
+
+fn need_systemd() -> Result<()> {
+    debian::need("systemd", || debian::runs("systemd-analyze", "--version"))
+}
+
+fn prometheus(scratch: &Path) -> Result<PathBuf> {
+    Packages::own().unpack("prometheus", scratch)
+}
+
 /// systemd understands every line, and smelt every flag.
 fn unit(unit: &Path, smelt: &Path, scratch: &Path) -> Result<()> {
-    debian::need("systemd", || debian::runs("systemd-analyze", "--version"))?;
+    need_systemd()?;
     let text = fs::read_to_string(unit).with_context(|| unit.display().to_string())?;
     let command = text.lines().find_map(|line| line.strip_prefix("ExecStart="));
     let command = command.and_then(|command| command.strip_prefix(PROGRAM));
@@ -79,7 +98,7 @@ fn filled(unit: &str, command: &str) -> Vec<String> {
 }
 
 fn alerts(rules: &Path, scratch: &Path) -> Result<()> {
-    let promtool = Packages::own().unpack("prometheus", scratch)?.join("usr/bin/promtool");
+    let promtool = prometheus(scratch)?.join("usr/bin/promtool");
     let status = Command::new(promtool).args(["check", "rules"]).arg(rules).status();
     ensure!(status.context("cannot start promtool")?.success(), "the alerts are wrong");
     Ok(())

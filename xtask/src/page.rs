@@ -1,6 +1,6 @@
 //! Looks at the page of a server in a real browser: Debian's Chromium, driven by Playwright.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -19,12 +19,19 @@ pub(crate) fn photograph(server: &Server, picture: &Path, out: &Path) -> Result<
     drive("picture.py", server, picture, Some(out))
 }
 
+/// A Python that drives a browser.
+pub(crate) fn environment() -> Result<PathBuf> {
+    python::environment("browser", &folder().join("requirements.txt"))
+}
+
+fn folder() -> PathBuf {
+    root().join("xtask/browser")
+}
+
 fn drive(script: &str, server: &Server, shown: &Path, out: Option<&Path>) -> Result<()> {
     debian::need("chromium", || debian::runs("chromium", "--version"))?;
-    let folder = root().join("xtask/browser");
-    let python = python::environment("browser", &folder.join("requirements.txt"))?;
-    let mut browser = Command::new(python);
-    browser.arg(folder.join(script)).arg(server.url()).arg(shown).args(out);
+    let mut browser = Command::new(environment()?);
+    browser.arg(folder().join(script)).arg(server.url()).arg(shown).args(out);
     let status = browser.status().context("cannot start the environment's python")?;
     ensure!(status.success(), "the page is not as it should be");
     Ok(())

