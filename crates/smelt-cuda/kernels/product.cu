@@ -39,16 +39,21 @@ struct Product {
     const float* sums;        // [k / GROUP][tokens / 8 * 8], sums of activations, where there are minima
     void* out;                // f32 [tokens][stride], or halves in blocks
     u32 tokens, rows, padded_rows, columns, stride, mode;
+    u32 rounds;               // of kernels for few tokens
+    const float* norm;        // [hidden], of kernels that norm: x is a token's state, f32 [hidden]
+    u32 hidden;
+    float eps;
 };
 
 #define PRODUCT_PARAMETERS                                                                                   \
     const uint4 *__restrict__ weights, const void *__restrict__ scales, const u8 *__restrict__ zeros,        \
         const void *__restrict__ mins, const void *__restrict__ spans, const void *__restrict__ min_spans,   \
         const float *__restrict__ row_scales, const float *__restrict__ bias, const u32 *x,                  \
-        const float *sums, void *out, u32 tokens, u32 rows, u32 padded_rows, u32 columns, u32 stride, u32 mode
+        const float *sums, void *out, u32 tokens, u32 rows, u32 padded_rows, u32 columns, u32 stride, u32 mode, \
+        u32 rounds, const float *norm, u32 hidden, float eps
 #define PRODUCT_ARGUMENTS                                                                                    \
     { weights, scales, zeros, mins, spans, min_spans, row_scales, bias, x, sums, out, tokens, rows,          \
-      padded_rows, columns, stride, mode }
+      padded_rows, columns, stride, mode, rounds, norm, hidden, eps }
 
 // Columns that share an f16 where scales are factors.
 #define SPAN_COLUMNS 256
@@ -147,11 +152,9 @@ __device__ __forceinline__ float finished(const Product& p, float y, u32 row) {
     return y;
 }
 
-__device__ __forceinline__ void put(const Product& p, float y, u32 row, u32 token) {
-    if (row >= p.rows || token >= p.tokens) return;
-    float* at = (float*)p.out + (u64)token * p.stride + row;
-    y = finished(p, y, row);
-    *at = p.mode == ADD ? __fadd_rn(*at, y) : y;
+// Where a result goes that is stored or added.
+__device__ __forceinline__ float* place_of(const Product& p, u32 row, u32 token) {
+    return row < p.rows && token < p.tokens ? (float*)p.out + (u64)token * p.stride + row : nullptr;
 }
 
 // The last steps of what a thread has of a tile: rows `row` and `row` + 8.
@@ -190,15 +193,29 @@ __device__ __forceinline__ void put_tile(const Product& p, const float (&y)[EIGH
     }
 }
 
+// Norms the state of one token into `to`, activations of one block of tokens, by the steps of `norm_rows`.  Each ROW_THREADS
+// threads do it, and the first of them write.
+template <int THREADS> __device__ __forceinline__ void norm_state(u16* to, const Product& p, float (&by)[8]) {
+    __shared__ float warps[THREADS / ROW_THREADS][ROW_THREADS / 32];
+    const NormedRow row = {(const float*)p.x, p.norm, p.hidden, p.columns, p.eps};
+    norm_row(row, by, warps[threadIdx.x / ROW_THREADS], [&](u32 k, uint4 eight) {
+        if (threadIdx.x < ROW_THREADS) *(uint4*)(to + activation_at(k, 0, 1)) = eight;
+    });
+    __syncthreads();
+}
+
 // For few tokens: a block takes TILES * 16 rows; warp w takes units w, w + WARPS, .. of columns.  Sums of groups meet in
-// shared memory, where each result has one thread that adds them in order.
-template <class F, int EIGHTS, int TILES, int WARPS> __device__ __forceinline__ void product_few(const Product& p) {
+// shared memory every `rounds` units of a warp, where each result has one thread that adds them in order.  Where it NORMS, x
+// is the state of one token.
+template <class F, int EIGHTS, int TILES, int WARPS, bool NORMS> __device__ __forceinline__ void product_few(const Product& p) {
     constexpr int READS = UNIT / F::COLUMNS, GROUPS = UNIT / F::GROUP;
     constexpr int RESULTS = TILES * EIGHTS * 128, OWN = (RESULTS + WARPS * 32 - 1) / (WARPS * 32);
     extern __shared__ float shared[];
-    float* parts = shared;                                    // [WARPS * GROUPS][RESULTS]
-    float* scales = shared + WARPS * GROUPS * RESULTS;        // [WARPS * GROUPS][TILES * 16]
-    float* mins = scales + WARPS * GROUPS * TILES * 16;       // the same
+    const u32 slots = p.rounds * WARPS * GROUPS;
+    float* parts = shared;                                    // [slots][RESULTS]
+    float* scales = parts + slots * RESULTS;                  // [slots][TILES * 16]
+    float* mins = scales + slots * TILES * 16;                // the same
+    const u32* x = p.x;
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4;
     const u32 first_row = blockIdx.x * TILES * 16;
     const u32 units = p.columns / UNIT, eights = (p.tokens + 7) / 8;
@@ -213,23 +230,46 @@ template <class F, int EIGHTS, int TILES, int WARPS> __device__ __forceinline__ 
                 to[tile][i] = load_once(own + (unit * READS + i) * 128 + tile * 32);
     };
     if (warp < units) load(now, warp);
+    if (warp + WARPS < units) load(next, warp + WARPS);
 
     float y[OWN];
 #pragma unroll
     for (int i = 0; i < OWN; i++) y[i] = 0.0f;
-    wait_for_earlier();
+    if constexpr (NORMS) {
+        static_assert(EIGHTS == 1 && !F::MINS && WARPS * 32 % ROW_THREADS == 0, "one token, normed by whole rows of threads");
+        u16* normed = (u16*)mins;
+        float by[8];
+        load_eight(by, p.norm, threadIdx.x % ROW_THREADS * 8, p.hidden);
+        wait_for_earlier();
+        norm_state<WARPS * 32>(normed, p, by);
+        x = (const u32*)normed;
+    } else {
+        wait_for_earlier();
+    }
 
-    for (u32 base = 0; base < units; base += WARPS) {
-        const u32 unit = base + warp;
-        if (unit < units) {
-            const bool more = unit + WARPS < units;
-            if (more) load(next, unit + WARPS);
+    // Which result a thread has: its row of the block and its token.
+    auto row_of = [&](u32 result) { return result / 128 / EIGHTS * 16 + result % 32 / 4 + result / 32 % 4 / 2 * 8; };
+    auto token_of = [&](u32 result) { return result / 128 % EIGHTS * 8 + result % 4 * 2 + result / 32 % 2; };
+    auto own_place = [&](u32 result) -> float* {
+        return result < RESULTS ? place_of(p, first_row + row_of(result), token_of(result)) : nullptr;
+    };
+    // What is there is on its way long before it is added to.
+    float before[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const float* at = p.mode == ADD ? own_place(threadIdx.x + i * WARPS * 32) : nullptr;
+        before[i] = at ? *at : 0.0f;
+    }
+
+    for (u32 base = 0; base < units; base += p.rounds * WARPS) {
+        const u32 end = min(base + p.rounds * WARPS, units);
+        for (u32 unit = base + warp; unit < end; unit += WARPS) {
             constexpr int GROUP_STEPS = F::GROUP / 16, READ_STEPS = F::COLUMNS / 16;
             float sums[TILES][EIGHTS][4];
             u32 zeros[TILES][2];
 #pragma unroll
             for (int step = 0; step < UNIT / 16; step++) {
-                const u32 slot = warp * GROUPS + step / GROUP_STEPS, group = unit * GROUPS + step / GROUP_STEPS;
+                const u32 slot = (unit - base) * GROUPS + step / GROUP_STEPS, group = unit * GROUPS + step / GROUP_STEPS;
                 if (step % GROUP_STEPS == 0) {
                     if (lane < TILES * 16) {
                         const u32 at = slot * TILES * 16 + lane, row = first_row + lane;
@@ -251,7 +291,7 @@ template <class F, int EIGHTS, int TILES, int WARPS> __device__ __forceinline__ 
                     u32 b0 = 0, b1 = 0;
                     if (eight < eights) {
                         const u32 at = ((k64 * eights + eight) * 8 + step % 4 * 2) * 32 + lane;
-                        b0 = p.x[at], b1 = p.x[at + 32];
+                        b0 = x[at], b1 = x[at + 32];
                     }
 #pragma unroll
                     for (int tile = 0; tile < TILES; tile++)
@@ -267,16 +307,16 @@ template <class F, int EIGHTS, int TILES, int WARPS> __device__ __forceinline__ 
             for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
                 for (int i = 0; i < READS; i++) now[tile][i] = next[tile][i];
+            if (unit + 2 * WARPS < units) load(next, unit + 2 * WARPS);
         }
         __syncthreads();
-        const u32 present = (units - base < WARPS ? units - base : WARPS) * GROUPS;
+        const u32 present = (end - base) * GROUPS;
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             const u32 result = threadIdx.x + i * WARPS * 32;
             if (result < RESULTS) {
-                const u32 c = result / 32 % 4, other = result % 32, eight = result / 128 % EIGHTS;
-                const u32 row = result / 128 / EIGHTS * 16 + other / 4 + c / 2 * 8;
-                const u32 token = eight * 8 + other % 4 * 2 + c % 2;
+                const u32 row = row_of(result), token = token_of(result);
+#pragma unroll 8
                 for (u32 slot = 0; slot < present; slot++) {
                     float part = parts[slot * RESULTS + result];
                     if (F::SCALE == SCALE_NONE) y[i] = __fadd_rn(y[i], part);
@@ -295,11 +335,10 @@ template <class F, int EIGHTS, int TILES, int WARPS> __device__ __forceinline__ 
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
             const u32 result = threadIdx.x + i * WARPS * 32;
-            if (result < RESULTS) {
-                const u32 c = result / 32 % 4, other = result % 32, eight = result / 128 % EIGHTS;
-                const u32 row = first_row + result / 128 / EIGHTS * 16 + other / 4 + c / 2 * 8;
-                put(p, y[i], row, eight * 8 + other % 4 * 2 + c % 2);
-            }
+            float* at = own_place(result);
+            if (!at) continue;
+            const float own = finished(p, y[i], first_row + row_of(result));
+            *at = p.mode == ADD ? __fadd_rn(before[i], own) : own;
         }
         return;
     }
@@ -308,8 +347,7 @@ template <class F, int EIGHTS, int TILES, int WARPS> __device__ __forceinline__ 
     for (int i = 0; i < OWN; i++) {
         const u32 result = threadIdx.x + i * WARPS * 32;
         if (result < RESULTS) {
-            const u32 c = result / 32 % 4, row = first_row + result / 128 / EIGHTS * 16 + result % 32 / 4 + c / 2 * 8;
-            parts[result] = finished(p, y[i], row);
+            parts[result] = finished(p, y[i], first_row + row_of(result));
         }
     }
     __syncthreads();
@@ -500,11 +538,17 @@ template <class F> __device__ __forceinline__ void widen_row(const Product& p, c
     }
 }
 
+// Blocks that a multiprocessor is to have room for at once, which bounds the registers of a thread: where many blocks wait for
+// few bytes each, more of them at once are worth more than registers.
+template <class F> constexpr int few_blocks(int eights, int tiles, int warps) {
+    return F::BITS == 4 && F::GROUP == 128 && !F::MINS && eights == 1 && tiles == 2 && warps == 8 ? 3 : 1;
+}
+
 // Kernels of one form: their names begin with that of the form.
-#define FEW(NAME, FORM, EIGHTS, TILES, WARPS)                                                      \
-    KERNEL void __launch_bounds__(WARPS * 32, 1) NAME(PRODUCT_PARAMETERS) {                           \
+#define FEW(NAME, FORM, EIGHTS, TILES, WARPS, NORMS)                                               \
+    KERNEL void __launch_bounds__(WARPS * 32, few_blocks<FORM>(EIGHTS, TILES, WARPS)) NAME(PRODUCT_PARAMETERS) { \
         Product p = PRODUCT_ARGUMENTS;                                                             \
-        product_few<FORM, EIGHTS, TILES, WARPS>(p);                                                \
+        product_few<FORM, EIGHTS, TILES, WARPS, NORMS>(p);                                         \
     }
 #define MANY(NAME, FORM, TILES, EIGHTS, ROW_WARPS, COLUMN_WARPS, STAGES)                           \
     KERNEL void __launch_bounds__(ROW_WARPS * COLUMN_WARPS * 32, 1) NAME(PRODUCT_PARAMETERS) {        \
@@ -512,8 +556,8 @@ template <class F> __device__ __forceinline__ void widen_row(const Product& p, c
         product_many<FORM, TILES, EIGHTS, ROW_WARPS, COLUMN_WARPS, STAGES>(p);                     \
     }
 #define WIDEN(NAME, FORM)                                                                          \
-    KERNEL void __launch_bounds__(128) NAME(PRODUCT_PARAMETERS, const u32* row_ids, u32 hidden) {  \
+    KERNEL void __launch_bounds__(128) NAME(PRODUCT_PARAMETERS, const u32* row_ids, u32 width) {   \
         Product p = PRODUCT_ARGUMENTS;                                                             \
         wait_for_earlier();                                                                        \
-        widen_row<FORM>(p, row_ids, hidden);                                                       \
+        widen_row<FORM>(p, row_ids, width);                                                        \
     }

@@ -33,18 +33,6 @@ KERNEL void __launch_bounds__(ROW_THREADS) scatter_rows(
     }
 }
 
-// The sum over all threads of a block, the same in each.
-__device__ __forceinline__ float block_sum(float own) {
-    __shared__ float warps[ROW_THREADS / 32];
-    own = warp_sum(own);
-    if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = own;
-    __syncthreads();
-    float all = 0.0f;
-#pragma unroll
-    for (int i = 0; i < ROW_THREADS / 32; i++) all = __fadd_rn(all, warps[i]);
-    return all;
-}
-
 // Eight numbers of a row from number `first` on; zero where there are none.
 __device__ __forceinline__ void load_eight(float (&out)[8], const float* row, u32 first, u32 count) {
     if (count % 4 == 0 && first + 8 <= count) {
@@ -57,29 +45,44 @@ __device__ __forceinline__ void load_eight(float (&out)[8], const float* row, u3
     for (u32 i = 0; i < 8; i++) out[i] = first + i < count ? row[first + i] : 0.0f;
 }
 
-// Row `rows[i]` of x, or row i, normed by its root mean square into token i's column; columns up to `columns` are zero.
-// Thread t takes the runs of eight numbers t, t + 256, .., of which it keeps the first.
-KERNEL void __launch_bounds__(ROW_THREADS) norm_rows(
-    u16* out, const float* x, const float* weight, const u32* rows, u32 tokens, u32 hidden, u32 columns, float eps) {
-    const u32 token = blockIdx.x, eights = (tokens + 7) / 8, own = threadIdx.x * 8;
-    float by[8], numbers[8];
-    load_eight(by, weight, own, hidden);
-    wait_for_earlier();
-    const float* row = x + (u64)(rows ? rows[token] : token) * hidden;
-    load_eight(numbers, row, own, hidden);
+// A row of states that is normed by its root mean square; columns from `hidden` on become zero.
+struct NormedRow {
+    const float *row, *weight;
+    u32 hidden, columns;
+    float eps;
+};
+
+// The sum over ROW_THREADS threads that lie together, the same in each; `warps` has a number of each of their warps.
+__device__ __forceinline__ float row_sum(float own, float* warps) {
+    own = warp_sum(own);
+    if (threadIdx.x % 32 == 0) warps[threadIdx.x % ROW_THREADS / 32] = own;
+    __syncthreads();
+    float all = 0.0f;
+#pragma unroll
+    for (int i = 0; i < ROW_THREADS / 32; i++) all = __fadd_rn(all, warps[i]);
+    return all;
+}
+
+// Norms a row by ROW_THREADS threads that lie together: thread t takes the runs of eight numbers t, t + 256, .., of which it
+// keeps the first, whose weights it has in `by`.  `put` gets the first column of a run and its halves.
+template <class Put>
+__device__ __forceinline__ void norm_row(const NormedRow& n, float (&by)[8], float* warps, Put put) {
+    const u32 own = threadIdx.x % ROW_THREADS * 8;
+    float numbers[8];
+    load_eight(numbers, n.row, own, n.hidden);
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) squares = __fmaf_rn(numbers[i], numbers[i], squares);
-    for (u32 first = own + ROW_THREADS * 8; first < hidden; first += ROW_THREADS * 8) {
+    for (u32 first = own + ROW_THREADS * 8; first < n.hidden; first += ROW_THREADS * 8) {
         float more[8];
-        load_eight(more, row, first, hidden);
+        load_eight(more, n.row, first, n.hidden);
 #pragma unroll
         for (int i = 0; i < 8; i++) squares = __fmaf_rn(more[i], more[i], squares);
     }
-    const float mean = __fdiv_rn(block_sum(squares), (float)hidden);
-    const float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
-    for (u32 first = own; first < columns; first += ROW_THREADS * 8) {
-        if (first != own) load_eight(by, weight, first, hidden), load_eight(numbers, row, first, hidden);
+    const float mean = __fdiv_rn(row_sum(squares, warps), (float)n.hidden);
+    const float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, n.eps)));
+    for (u32 first = own; first < n.columns; first += ROW_THREADS * 8) {
+        if (first != own) load_eight(by, n.weight, first, n.hidden), load_eight(numbers, n.row, first, n.hidden);
         u32 words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -88,8 +91,20 @@ KERNEL void __launch_bounds__(ROW_THREADS) norm_rows(
             for (int j = 0; j < 2; j++) two[j] = __fmul_rn(__fmul_rn(numbers[2 * i + j], inverse), by[2 * i + j]);
             words[i] = held_pair(two[0], two[1]);
         }
-        *(uint4*)(out + activation_at(first, token, eights)) = make_uint4(words[0], words[1], words[2], words[3]);
+        put(first, make_uint4(words[0], words[1], words[2], words[3]));
     }
+}
+
+// Row `rows[i]` of x, or row i, normed into token i's column.
+KERNEL void __launch_bounds__(ROW_THREADS) norm_rows(
+    u16* out, const float* x, const float* weight, const u32* rows, u32 tokens, u32 hidden, u32 columns, float eps) {
+    __shared__ float warps[ROW_THREADS / 32];
+    const u32 token = blockIdx.x, eights = (tokens + 7) / 8;
+    float by[8];
+    load_eight(by, weight, threadIdx.x * 8, hidden);
+    wait_for_earlier();
+    const NormedRow normed = {x + (u64)(rows ? rows[token] : token) * hidden, weight, hidden, columns, eps};
+    norm_row(normed, by, warps, [&](u32 k, uint4 eight) { *(uint4*)(out + activation_at(k, token, eights)) = eight; });
 }
 
 // silu(gate) * up of rows that were multiplied apart, into columns; columns up to `columns` are zero.

@@ -8,7 +8,7 @@ use super::inputs::{Places, RUN_WORDS, Shape};
 use super::model::{Layer, Linear, Model};
 use crate::kernels::attention::{self, Attend, Partials};
 use crate::kernels::layout::activation_len;
-use crate::kernels::product::{self, Activations, Outcome, default_shape};
+use crate::kernels::product::{self, Activations, Outcome, ProductShape, State, default_shape};
 use crate::kernels::rows::{
     self, LayerPages, Norm, NumberKind, Reorder, Rotate, Rotations, Scatter,
 };
@@ -179,6 +179,32 @@ impl Pass<'_> {
         self.launch(product::product(weight, linear.bias, x, outcome, shape));
     }
 
+    /// The shapes in which these products norm the state of a pass of one row themselves, which saves a launch.
+    fn norming<'b>(&self, linears: impl Iterator<Item = &'b Linear>) -> Option<Vec<ProductShape>> {
+        if self.rows() != 1 {
+            return None;
+        }
+        let shape = |linear: &Linear| {
+            let Linear { weight, order: None, .. } = linear else { return None };
+            product::shape_of_state(weight.form, weight.rows, weight.columns, self.multiprocessors)
+        };
+        linears.map(shape).collect()
+    }
+
+    /// A product of the only row's state, which it norms.
+    fn product_of_state(
+        &mut self,
+        linear: &Linear,
+        norm: DeviceAddress,
+        outcome: Outcome,
+        shape: ProductShape,
+    ) {
+        let Model { sizes, .. } = self.model;
+        let (hidden, eps) = (sizes.hidden as u32, sizes.eps);
+        let state = State { numbers: self.buffers.states, norm, hidden, eps };
+        self.launch(product::product_of_state(&linear.weight, linear.bias, state, outcome, shape));
+    }
+
     /// Sorts columns, and adds up groups, where a weight wants that.
     fn prepare(&mut self, linear: &Linear, halves: DeviceAddress, own: DeviceAddress) {
         let (weight, tokens) = (&linear.weight, self.rows());
@@ -198,16 +224,33 @@ impl Pass<'_> {
         }
     }
 
+    /// Queries, keys and values of normed states.
+    fn project(&mut self, layer: &Layer, stride: u32) {
+        let outcome = |first: usize| {
+            let out = self.buffers.projected.offset((first * size_of::<f32>()) as u64);
+            Outcome::Store { out, stride }
+        };
+        let linears = layer.projections.iter().map(|projection| &projection.linear);
+        if let Some(shapes) = self.norming(linears) {
+            for (projection, shape) in layer.projections.iter().zip(shapes) {
+                let outcome = outcome(projection.first);
+                self.product_of_state(&projection.linear, layer.input_norm, outcome, shape);
+            }
+            return;
+        }
+        self.norm(layer.input_norm, DeviceAddress::NULL);
+        let mut prepared = None;
+        for projection in &layer.projections {
+            let outcome = outcome(projection.first);
+            self.product(&projection.linear, self.buffers.normed, outcome, &mut prepared);
+        }
+    }
+
     /// Attention of one layer, added to the states.
     fn attention(&mut self, index: usize, layer: &Layer) {
         let (model, buffers) = (self.model, self.buffers);
-        self.norm(layer.input_norm, DeviceAddress::NULL);
-        let (stride, mut prepared) = (model.projected() as u32, None);
-        for projection in &layer.projections {
-            let out = buffers.projected.offset((projection.first * size_of::<f32>()) as u64);
-            let outcome = Outcome::Store { out, stride };
-            self.product(&projection.linear, buffers.normed, outcome, &mut prepared);
-        }
+        let stride = model.projected() as u32;
+        self.project(layer, stride);
         let pages = LayerPages {
             pool: self.place.pool.offset(model.layer_start(index)),
             tables: self.input(self.places.tables),
@@ -266,7 +309,8 @@ impl Pass<'_> {
             let own = attend(self, first, at_once.min(few - first), few_rows);
             let (parts, marks) = (self.buffers.parts, self.buffers.marks);
             let (pages, rows) = (few_pages as u32, few_rows as u32);
-            let launches = attention::attend_pages(own, Partials { parts, marks, pages, rows });
+            let partials = Partials { parts, marks, pages, rows };
+            let launches = attention::attend_pages(own, partials, self.multiprocessors);
             launches.into_iter().for_each(|launch| self.launch(launch));
         }
         if many > 0 {
@@ -278,11 +322,16 @@ impl Pass<'_> {
     /// SwiGLU of one layer, added to the states.
     fn feed_forward(&mut self, layer: &Layer) {
         let buffers = self.buffers;
-        self.norm(layer.mlp_norm, DeviceAddress::NULL);
         let written = layer.gate_up.weight.rows.next_multiple_of(64) as usize / 2;
         self.fill_up(buffers.middle, written, layer.down.weight.columns);
         let outcome = Outcome::Swiglu { out: buffers.middle };
-        self.product(&layer.gate_up, buffers.normed, outcome, &mut None);
+        match self.norming(std::iter::once(&layer.gate_up)).as_deref() {
+            Some(&[shape]) => self.product_of_state(&layer.gate_up, layer.mlp_norm, outcome, shape),
+            _ => {
+                self.norm(layer.mlp_norm, DeviceAddress::NULL);
+                self.product(&layer.gate_up, buffers.normed, outcome, &mut None);
+            }
+        }
         let outcome = self.added();
         self.product(&layer.down, buffers.middle, outcome, &mut None);
     }

@@ -65,13 +65,13 @@ mod tests {
             assert!(both[0].contains(&format!(" {name}(")), "{name} is no kernel");
         }
         // Whatever is told apart by `KV_BYTES` is in one of them, or in a function that only they call.
-        let named: Vec<&str> = both[0].split("KERNEL ").skip(1).collect();
-        for kernel in named {
+        // Macros have no body, and what comes behind them is another's.
+        let named = both[0].split("KERNEL ").skip(1);
+        for kernel in named.filter(|kernel| !kernel.contains(" NAME(")) {
             let body = kernel.split("\n}\n").next().unwrap_or_default();
             let is_listed =
                 OF_PAGES.iter().any(|Function(name)| body.contains(&format!(" {name}(")));
-            let knows =
-                ["KV_BYTES", "head_of(", "copy_page<"].iter().any(|word| body.contains(word));
+            let knows = ["KV_BYTES", "head_of(", "copy_p"].iter().any(|word| body.contains(word));
             assert_eq!(knows, is_listed, "{}", body.lines().next().unwrap_or_default());
         }
     }

@@ -19,6 +19,8 @@ pub struct FewShape {
     pub tiles: u32,
     /// Warps, among which columns are spread.
     pub warps: u32,
+    /// Whether it takes the state of one token, and norms it itself.
+    pub norms: bool,
 }
 
 /// A kernel for many tokens: what a warp takes, and how many warps share a block.
@@ -46,7 +48,11 @@ pub enum ProductShape {
 }
 
 const fn few(eights: u32, tiles: u32, warps: u32) -> ProductShape {
-    ProductShape::Few(FewShape { eights, tiles, warps })
+    ProductShape::Few(FewShape { eights, tiles, warps, norms: false })
+}
+
+const fn norming(tiles: u32, warps: u32) -> ProductShape {
+    ProductShape::Few(FewShape { eights: 1, tiles, warps, norms: true })
 }
 
 const fn many(tiles: u32, eights: u32, stages: u32) -> ProductShape {
@@ -65,7 +71,7 @@ impl fmt::Display for ProductShape {
 
 impl ProductShape {
     /// Every shape of any form.
-    pub const EVERY: [Self; 13] = [
+    pub const EVERY: [Self; 17] = [
         few(1, 1, 8),
         few(1, 1, 16),
         few(1, 2, 8),
@@ -75,6 +81,10 @@ impl ProductShape {
         few(4, 1, 4),
         few(4, 1, 8),
         few(4, 2, 8),
+        norming(1, 8),
+        norming(1, 16),
+        norming(2, 8),
+        norming(2, 16),
         many(2, 2, 5),
         many(2, 4, 4),
         many(2, 8, 3),
@@ -94,14 +104,18 @@ impl ProductShape {
             || form.levels == Levels::Eight
                 && form.has_mins
                 && form.scales == super::form::ScaleKind::Factors;
-        let is_wide = form.levels == Levels::Half && self == few(1, 2, 16)
+        let is_wide = form.levels == Levels::Half
+            && (self == few(1, 2, 16) || self == norming(2, 16))
             || has_many_scales && self == many(2, 8, 3);
-        self.shared_bytes(form) <= SHARED_BYTES_MAX && !is_wide
+        // Sums of groups are made of activations that a launch before has written.
+        let lacks_sums = form.has_mins && self.norms();
+        self.shared_bytes(form, COLUMN_ALIGN as u32) <= SHARED_BYTES_MAX && !is_wide && !lacks_sums
     }
 
     /// The word for it: the tokens or the block, and how it is cut.
     pub fn name(self) -> String {
         match self {
+            Self::Few(few) if few.norms => format!("n1_{}x{}", few.tiles, few.warps),
             Self::Few(few) => format!("f{}_{}x{}", few.eights * 8, few.tiles, few.warps),
             Self::Many(_) => format!("g_{}x{}", self.rows(), self.tokens()),
         }
@@ -123,9 +137,15 @@ impl ProductShape {
     /// Tokens of a block; a kernel for few takes no more than one block of them.
     pub const fn tokens(self) -> u32 {
         match self {
+            Self::Few(few) if few.norms => 1,
             Self::Few(few) => few.eights * 8,
             Self::Many(many) => many.eights * many.column_warps * 8,
         }
+    }
+
+    /// Whether it takes a state, and norms it.
+    pub const fn norms(self) -> bool {
+        matches!(self, Self::Few(FewShape { norms: true, .. }))
     }
 
     const fn threads(self) -> u32 {
@@ -135,14 +155,11 @@ impl ProductShape {
         }
     }
 
-    /// Bytes of shared memory of a block.
-    pub fn shared_bytes(self, form: WeightForm) -> u32 {
+    /// Bytes of shared memory of a block that multiplies so many columns.
+    pub fn shared_bytes(self, form: WeightForm, columns: u32) -> u32 {
         match self {
             Self::Few(few) => {
-                let groups = few.warps * (COLUMN_ALIGN / form.group) as u32;
-                let results = few.tiles * few.eights * 128;
-                let rows = few.tiles * TILE_ROWS as u32 * if form.has_mins { 2 } else { 1 };
-                groups * (results + rows) * 4
+                few.rounds(form, columns) * few.round_bytes(form) + few.state_bytes(columns)
             }
             Self::Many(many) => {
                 let rows = self.rows() * 64 * form.levels.bits() as u32 / 8;
@@ -154,6 +171,28 @@ impl ProductShape {
     /// Whether it can multiply so many tokens.
     pub const fn takes(self, tokens: u32) -> bool {
         matches!(self, Self::Many(_)) || tokens <= self.tokens()
+    }
+}
+
+impl FewShape {
+    /// Bytes of the sums of groups that all warps make of a unit of columns each, and of what they are scaled with.
+    fn round_bytes(self, form: WeightForm) -> u32 {
+        let groups = self.warps * (COLUMN_ALIGN / form.group) as u32;
+        let results = self.tiles * self.eights * 128;
+        let rows = self.tiles * TILE_ROWS as u32 * if form.has_mins { 2 } else { 1 };
+        groups * (results + rows) * 4
+    }
+
+    /// Bytes of a normed state, among those of a block of tokens.
+    fn state_bytes(self, columns: u32) -> u32 {
+        if self.norms { columns * 16 } else { 0 }
+    }
+
+    /// Units of columns of a warp before sums of groups meet: all, if there is room for their sums.
+    fn rounds(self, form: WeightForm, columns: u32) -> u32 {
+        let all = columns.div_ceil(COLUMN_ALIGN as u32 * self.warps);
+        let room = SHARED_BYTES_MAX.saturating_sub(self.state_bytes(columns));
+        (room / self.round_bytes(form)).clamp(1, all.max(1))
     }
 }
 
@@ -199,6 +238,19 @@ pub struct Activations {
     pub tokens: u32,
 }
 
+/// The state of one token on the device, which a product norms by its root mean square.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct State {
+    /// f32 `[hidden]`.
+    pub numbers: DeviceAddress,
+    /// Weights of the norm, f32 `[hidden]`.
+    pub norm: DeviceAddress,
+    /// Numbers of the state.
+    pub hidden: u32,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
 /// What becomes of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
@@ -240,6 +292,7 @@ fn arguments(
     bias: DeviceAddress,
     x: Activations,
     (out, stride, mode): (DeviceAddress, u32, u32),
+    rounds: u32,
 ) -> LaunchArgs {
     LaunchArgs::new()
         .with(weight.levels)
@@ -259,12 +312,13 @@ fn arguments(
         .with(weight.columns)
         .with(stride)
         .with(mode)
+        .with(rounds)
 }
 
 /// Multiplies `weight` by `x`, adds `bias` `[rows]` where there is one, and does with it what `outcome` says.
 ///
 /// # Panics
-/// Where the shape cannot take so many tokens: whoever chooses one asks [`ProductShape::takes`].
+/// Where the shape cannot take so many tokens, or norms: whoever chooses one asks [`ProductShape::takes`].
 pub fn product(
     weight: &DeviceWeight,
     bias: DeviceAddress,
@@ -273,16 +327,47 @@ pub fn product(
     shape: ProductShape,
 ) -> Launch {
     assert!(shape.takes(x.tokens), "{shape} cannot take {} tokens", x.tokens);
+    assert!(!shape.norms(), "{shape} takes a state");
+    let state = State { numbers: x.halves, norm: DeviceAddress::NULL, hidden: 0, eps: 0.0 };
+    launch(weight, bias, (x, state), outcome, shape)
+}
+
+/// Multiplies `weight` by a normed state, with the bits of a norm and a product behind it.
+///
+/// # Panics
+/// Where the shape norms nothing: [`shape_of_state`] gives one that does.
+pub fn product_of_state(
+    weight: &DeviceWeight,
+    bias: DeviceAddress,
+    state: State,
+    outcome: Outcome,
+    shape: ProductShape,
+) -> Launch {
+    assert!(shape.norms(), "{shape} norms nothing");
+    let x = Activations { halves: state.numbers, sums: DeviceAddress::NULL, tokens: 1 };
+    launch(weight, bias, (x, state), outcome, shape)
+}
+
+fn launch(
+    weight: &DeviceWeight,
+    bias: DeviceAddress,
+    (x, state): (Activations, State),
+    outcome: Outcome,
+    shape: ProductShape,
+) -> Launch {
     let rows = weight.padded_rows().div_ceil(shape.rows());
-    let tokens =
-        if matches!(shape, ProductShape::Few(_)) { 1 } else { x.tokens.div_ceil(shape.tokens()) };
+    let (tokens, rounds) = match shape {
+        ProductShape::Few(few) => (1, few.rounds(weight.form, weight.columns)),
+        ProductShape::Many(_) => (x.tokens.div_ceil(shape.tokens()), 0),
+    };
+    let args = arguments(weight, bias, x, outcome.words(), rounds);
     Launch {
         function: table::product(weight.form, shape),
         grid: [rows, tokens, 1],
         block: [shape.threads(), 1, 1],
-        shared_bytes: shape.shared_bytes(weight.form),
+        shared_bytes: shape.shared_bytes(weight.form, weight.columns),
         early: true,
-        args: arguments(weight, bias, x, outcome.words()),
+        args: args.with(state.norm).with(state.hidden).with(state.eps),
     }
 }
 
@@ -295,7 +380,8 @@ pub fn widen(
 ) -> Launch {
     let (out, hidden) = out;
     let x = Activations { halves: DeviceAddress::NULL, sums: DeviceAddress::NULL, tokens };
-    let args = arguments(weight, DeviceAddress::NULL, x, (out, hidden, 0));
+    let args = arguments(weight, DeviceAddress::NULL, x, (out, hidden, 0), 0);
+    let args = args.with(DeviceAddress::NULL).with(0_u32).with(0.0_f32);
     Launch {
         function: table::widen(weight.form),
         grid: [tokens, 1, 1],
@@ -314,9 +400,7 @@ pub fn default_shape(
     multiprocessors: u32,
 ) -> ProductShape {
     let wanted: &[&str] = match tokens {
-        // Many rows fill the card with fewer, larger blocks.
-        0..=8 if rows >= 64 * multiprocessors => &["f8_2x8", "f8_1x16", "f8_1x8"],
-        0..=8 => &["f8_1x16", "f8_1x8"],
+        0..=8 => few_tokens(form, rows, multiprocessors),
         9..=16 => &["f16_2x8", "f16_1x8"],
         // So many rows read their weights at the memory's pace where tiles are copied ahead.
         17..=32 if rows >= 256 * multiprocessors => &["g_64x32"],
@@ -324,9 +408,41 @@ pub fn default_shape(
         17..=32 => &["f32_2x8", "f32_1x8", "f32_1x4"],
         _ => many_tokens(rows, tokens, multiprocessors),
     };
-    let all = ProductShape::all(form);
-    let found = wanted.iter().filter_map(|name| ProductShape::parse(name));
-    found.into_iter().find(|shape| all.contains(shape)).unwrap_or(many(2, 2, 5))
+    first_of(form, wanted).unwrap_or(many(2, 2, 5))
+}
+
+/// The shape for a product that norms a state of so many columns itself; nothing where the form has none or a block no room.
+pub fn shape_of_state(
+    form: WeightForm,
+    rows: u32,
+    columns: u32,
+    multiprocessors: u32,
+) -> Option<ProductShape> {
+    let wanted = few_tokens(form, rows, multiprocessors);
+    let names: Vec<String> = wanted.iter().map(|name| name.replace("f8_", "n1_")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    first_of(form, &names).filter(|shape| shape.shared_bytes(form, columns) <= SHARED_BYTES_MAX)
+}
+
+/// The first of these shapes that a form has.
+fn first_of(form: WeightForm, wanted: &[&str]) -> Option<ProductShape> {
+    let mut found = wanted.iter().filter_map(|name| ProductShape::parse(name));
+    found.find(|shape| shape.fits(form))
+}
+
+/// For at most eight tokens: warps share the columns of few rows while all blocks run at once; more rows are many blocks of
+/// which several run on a multiprocessor.  Halves are so many bytes that more warps only wait.
+fn few_tokens(form: WeightForm, rows: u32, multiprocessors: u32) -> &'static [&'static str] {
+    let is_one_wave = |block| rows.div_ceil(block) <= multiprocessors;
+    if is_one_wave(16) {
+        &["f8_1x16", "f8_1x8"]
+    } else if form.levels == Levels::Half {
+        &["f8_1x8"]
+    } else if is_one_wave(32) {
+        &["f8_2x16", "f8_1x16", "f8_1x8"]
+    } else {
+        &["f8_2x8", "f8_1x16", "f8_1x8"]
+    }
 }
 
 /// The largest tiles of which there are enough for every multiprocessor: two of the largest, for prompts that fill them.
@@ -370,9 +486,44 @@ mod tests {
                 for (rows, multiprocessors) in [(64, 8), (2048, 132), (12288, 132), (151_936, 8)] {
                     let shape = default_shape(form, rows, tokens, multiprocessors);
                     assert!(shape.takes(tokens) && shape.fits(form), "{} {tokens}", form.name);
+                    assert!(!shape.norms());
                 }
             }
         }
+    }
+
+    #[test]
+    fn sums_meet_as_late_as_a_block_has_room_for() {
+        let form = WeightForm::parse("i4g128").unwrap();
+        let rounds = |name: &str, columns| match ProductShape::parse(name) {
+            Some(ProductShape::Few(few)) => few.rounds(form, columns),
+            _ => 0,
+        };
+        assert_eq!(rounds("f8_1x16", 2048), 1);
+        assert_eq!(rounds("f8_1x16", 2049), 2);
+        assert_eq!(rounds("f8_1x16", 6144), 3);
+        assert_eq!(rounds("f32_2x8", 6144), 2);
+        for form in WeightForm::ALL {
+            for shape in ProductShape::all(form) {
+                for columns in [128, 2048, 6144, 18_944] {
+                    let bytes = shape.shared_bytes(form, columns);
+                    assert!(bytes <= SHARED_BYTES_MAX || shape.norms(), "{shape} {columns}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_state_is_normed_where_a_block_has_room_for_it() {
+        let shape = |form, rows, columns| {
+            let form = WeightForm::parse(form).unwrap();
+            shape_of_state(form, rows, columns, 132).map(ProductShape::name)
+        };
+        assert_eq!(shape("i4g128", 4096, 2048).as_deref(), Some("n1_2x16"));
+        assert_eq!(shape("i4g128", 12_288, 2048).as_deref(), Some("n1_2x8"));
+        assert_eq!(shape("half", 12_288, 2048).as_deref(), Some("n1_1x8"));
+        assert_eq!(shape("i4g32m", 4096, 2048), None, "groups of activations are added up before");
+        assert_eq!(shape("i4g128", 4096, 8192), None, "80 KiB hold no such state");
     }
 
     #[test]
@@ -398,7 +549,11 @@ mod tests {
                     };
                     let x = Activations { halves: null, sums: null, tokens };
                     let outcome = Outcome::Store { out: null, stride: rows };
-                    let launch = product(&weight, null, x, outcome, shape);
+                    let state = State { numbers: null, norm: null, hidden: 250, eps: 0.0 };
+                    let launch = match shape.norms() {
+                        true => product_of_state(&weight, null, state, outcome, shape),
+                        false => product(&weight, null, x, outcome, shape),
+                    };
                     let [across, down, _] = launch.grid;
                     assert!(
                         across * shape.rows() >= rows
@@ -407,7 +562,7 @@ mod tests {
                     assert!(
                         down * shape.tokens() >= tokens && (down - 1) * shape.tokens() < tokens
                     );
-                    assert_eq!(launch.args.args().len(), 17);
+                    assert_eq!(launch.args.args().len(), 21);
                     assert!(launch.shared_bytes <= SHARED_BYTES_MAX && launch.block[0] <= 512);
                 }
             }

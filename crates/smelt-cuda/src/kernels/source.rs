@@ -27,7 +27,8 @@ const CHOOSE: &str = include_str!("../../kernels/choose.cu");
 /// The source of the kernels of a set: CUDA C without headers.
 pub fn source(set: &KernelSet) -> String {
     let mut text = definitions(set.head);
-    for part in [COMMON, PRODUCT, ROWS, ATTENTION, CHOOSE] {
+    // Products norm rows themselves.
+    for part in [COMMON, ROWS, PRODUCT, ATTENTION, CHOOSE] {
         text.push_str(part);
     }
     let mut forms = set.forms.clone();
@@ -55,8 +56,8 @@ fn instances(form: WeightForm) -> String {
     for shape in ProductShape::all(form) {
         let name = table::product(form, shape);
         text.push_str(&match shape {
-            ProductShape::Few(FewShape { eights, tiles, warps }) => {
-                format!("FEW({name}, {alias}, {eights}, {tiles}, {warps})\n")
+            ProductShape::Few(FewShape { eights, tiles, warps, norms }) => {
+                format!("FEW({name}, {alias}, {eights}, {tiles}, {warps}, {norms})\n")
             }
             ProductShape::Many(many) => {
                 let ManyShape { tiles, eights, row_warps, column_warps, stages } = many;
@@ -82,6 +83,9 @@ mod tests {
         };
         assert_eq!(defined(PRODUCT, "UNIT"), Some(super::super::layout::COLUMN_ALIGN));
         assert_eq!(defined(PRODUCT, "SPAN_COLUMNS"), Some(super::super::form::SPAN_COLUMNS));
+        let attention = |name| defined(ATTENTION, name);
+        assert_eq!(attention("JOIN_THREADS"), Some(super::super::attention::JOIN_THREADS as usize));
+        assert_eq!(attention("JOIN_STAGES"), Some(super::super::attention::JOIN_STAGES as usize));
         assert_eq!(defined(ROWS, "ROW_THREADS"), Some(super::super::rows::ROW_THREADS as usize));
         let choose = |name| defined(CHOOSE, name);
         assert_eq!(choose("TOP_MAX"), Some(smelt_backend::sampling::TOP_LOGPROBS_MAX));
@@ -97,7 +101,10 @@ mod tests {
         let head = HeadShape { dim: 24, kind: KvType::Int8 };
         let text = source(&KernelSet { forms: forms.to_vec(), head });
         assert!(text.starts_with("#define HEAD_PAD 32\n"));
-        assert_eq!(text.matches("\nFEW(i4g128_f8_1x16, Form_i4g128, 1, 1, 16)\n").count(), 1);
+        assert_eq!(
+            text.matches("\nFEW(i4g128_f8_1x16, Form_i4g128, 1, 1, 16, false)\n").count(),
+            1
+        );
         assert_eq!(text.matches("typedef Form<16, 128, SCALE_NONE, false, false>").count(), 1);
         assert!(!text.contains("i8_f8_1x16"));
     }

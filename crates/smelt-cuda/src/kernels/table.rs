@@ -7,7 +7,7 @@ use super::product::ProductShape;
 use crate::Function;
 
 /// Shapes of products; see [`ProductShape::all`].
-const SHAPES: usize = 13;
+const SHAPES: usize = 17;
 
 macro_rules! names {
     ($($form:literal),* $(,)?) => {
@@ -24,6 +24,10 @@ macro_rules! names {
                 concat!($form, "_f32_1x4"),
                 concat!($form, "_f32_1x8"),
                 concat!($form, "_f32_2x8"),
+                concat!($form, "_n1_1x8"),
+                concat!($form, "_n1_1x16"),
+                concat!($form, "_n1_2x8"),
+                concat!($form, "_n1_2x16"),
                 concat!($form, "_g_64x32"),
                 concat!($form, "_g_64x64"),
                 concat!($form, "_g_64x128"),

@@ -229,13 +229,20 @@ impl<'a> Trial<'a> {
         let [parts, marks] = [parts, marks].map(|bytes| self.bench.poisoned(bytes as usize));
         let partials =
             Partials { parts: parts.address(), marks: marks.address(), pages: count, rows };
-        let found = self.attended(&runs, |attend| attend_pages(attend, partials).to_vec(), queries);
         let (width, _) = self.widths();
-        for [row, tokens, start, _] in runs {
-            let range = row as usize * width..(row + tokens) as usize * width;
-            let shape = self.heads.shape;
-            let is_same = bits(&found[range.clone()]) == bits(&whole[range]);
-            assert!(is_same, "{shape:?}: {tokens} tokens at {start} have other bits page by page");
+        // A warp for each page, and all pages of a head for few.
+        for multiprocessors in [132, 1] {
+            let launches = |attend| attend_pages(attend, partials, multiprocessors).to_vec();
+            let found = self.attended(&runs, launches, queries);
+            for &[row, tokens, start, _] in &runs {
+                let range = row as usize * width..(row + tokens) as usize * width;
+                let shape = self.heads.shape;
+                let is_same = bits(&found[range.clone()]) == bits(&whole[range]);
+                assert!(
+                    is_same,
+                    "{shape:?}: {tokens} tokens at {start} have other bits page by page"
+                );
+            }
         }
     }
 

@@ -9,14 +9,15 @@ use smelt_tensor::packed::BlockForm;
 use super::{Bench, bits};
 use crate::DeviceAddress;
 use crate::kernels::form::{Levels, ScaleKind, WeightForm, WeightPart};
-use crate::kernels::layout::{STRIP_ROWS, padded_columns, padded_rows};
+use crate::kernels::layout::{STRIP_ROWS, activation_len, padded_columns, padded_rows};
 use crate::kernels::pack::{
     BlockNumbers, BlockRows, LevelScales, WeightRows, WeightSource, pack_strip, read_row,
 };
 use crate::kernels::product::{
-    Activations, DeviceWeight, Outcome, ProductShape, default_shape, product, widen,
+    Activations, DeviceWeight, Outcome, ProductShape, State, default_shape, product,
+    product_of_state, widen,
 };
-use crate::kernels::rows::group_sums;
+use crate::kernels::rows::{Norm, group_sums, norm};
 use crate::owned::DeviceBuffer;
 
 /// Every way in which tokens fill blocks.
@@ -207,6 +208,7 @@ pub(super) fn check(
         trial.all_shapes(form, tokens);
     }
     trial.rows_as_floats(rows);
+    trial.states(form);
 }
 
 impl Trial<'_> {
@@ -224,7 +226,7 @@ impl Trial<'_> {
         let usual = default_shape(form, self.weight.device.rows, count, 132);
         for shape in ProductShape::all(form) {
             // The twin has one function for all shapes.
-            if shape.takes(count) && (self.bench.is_card || shape == usual) {
+            if !shape.norms() && shape.takes(count) && (self.bench.is_card || shape == usual) {
                 self.stored(x, shape);
                 self.added(x, shape);
                 self.gated(x, shape);
@@ -295,6 +297,47 @@ impl Trial<'_> {
                 let bound = 2e-3 * expect.abs() + 1e-3 + sums;
                 assert!(off <= bound, "{form} {shape}: {found} for {expect}");
             }
+        }
+    }
+
+    /// A state that a product norms itself: the bits are those of a norm and a product behind it.
+    fn states(&self, form: WeightForm) {
+        let (device, wide) = (&self.weight.device, self.weight.columns());
+        let hidden = wide - 3;
+        let mut random = Random::new(4);
+        let state: Vec<f32> = random.noise(hidden).iter().map(|x| x * 30.0).collect();
+        let [numbers, weights] = [state, random.noise(hidden)].map(|x| self.bench.put_floats(&x));
+        let state = State {
+            numbers: numbers.address(),
+            norm: weights.address(),
+            hidden: hidden as u32,
+            eps: 1e-6,
+        };
+        let halves = self.bench.poisoned(activation_len(1, wide) * 2);
+        let apart = norm(Norm {
+            out: halves.address(),
+            x: state.numbers,
+            weight: state.norm,
+            rows: DeviceAddress::NULL,
+            tokens: 1,
+            hidden: state.hidden,
+            columns: device.columns,
+            eps: state.eps,
+        });
+        let x = Activations { halves: halves.address(), sums: DeviceAddress::NULL, tokens: 1 };
+        let usual = default_shape(form, device.rows, 1, 132);
+        let result = |launches: &dyn Fn(Outcome) -> Vec<crate::Launch>| {
+            let out = self.bench.poisoned(device.rows as usize * 4);
+            let outcome = Outcome::Store { out: out.address(), stride: device.rows };
+            self.bench.run(&launches(outcome));
+            bits(&self.bench.floats(&out))
+        };
+        for shape in ProductShape::all(form).into_iter().filter(|shape| shape.norms()) {
+            let together =
+                result(&|to| vec![product_of_state(device, self.bias, state, to, shape)]);
+            let behind =
+                result(&|to| vec![apart.clone(), product(device, self.bias, x, to, usual)]);
+            assert!(together == behind, "{} {shape}: a normed state has other bits", form.name);
         }
     }
 

@@ -243,7 +243,7 @@ pub(super) fn pages(
         page_bytes: given.wide(6),
     };
     let rows = Rows { tokens: 0, heads: given.count(7), kv_heads: given.count(8) };
-    let [pages, _, count] = launch.grid.map(|blocks| blocks as usize);
+    let (pages, count) = (given.count(10), launch.grid[2] as usize);
     let place = PartPlace { kv_heads: rows.kv_heads, pages, rows: given.count(9) };
     for (index, run) in runs(memory, given.address(3), count)?.into_iter().enumerate() {
         let end = if run.tokens == 0 { 0 } else { run.start + run.tokens };

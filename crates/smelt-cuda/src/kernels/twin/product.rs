@@ -2,7 +2,8 @@
 
 use half::f16;
 
-use super::halves::{activation, add_products, set_activation, swiglu};
+use super::halves::{activation, add_products, held, set_activation, swiglu};
+use super::rows::normed;
 use super::{Given, number_at};
 use crate::kernels::form::{SPAN_COLUMNS, ScaleKind, WeightForm, WeightPart};
 use crate::kernels::layout::{STRIP_ROWS, group_at, part_bytes};
@@ -109,6 +110,9 @@ impl<'a> Product<'a> {
 
     /// What a token brings.
     fn column(&self, memory: &TwinMemory, token: usize) -> Result<Column, Astray> {
+        if let Some(norm) = self.given.some(18) {
+            return self.state(memory, norm);
+        }
         let tokens = self.tokens();
         let x = (0..self.columns)
             .map(|k| activation(memory, self.given.address(8), (k, token, tokens)));
@@ -119,6 +123,16 @@ impl<'a> Product<'a> {
             x: x.collect::<Result<_, _>>()?,
             sums: (0..groups).map(sum).collect::<Result<_, Astray>>()?,
         })
+    }
+
+    /// What the state of the only token brings, normed.
+    fn state(&self, memory: &TwinMemory, norm: DeviceAddress) -> Result<Column, Astray> {
+        let hidden = self.given.count(19);
+        let state = memory.f32s(self.given.address(8), hidden)?;
+        let own = normed(&state, &memory.f32s(norm, hidden)?, self.given.float(20));
+        let mut x: Vec<f32> = own.into_iter().map(|number| held(number).to_f32()).collect();
+        x.resize(self.columns, 0.0);
+        Ok(Column { x, sums: Vec::new() })
     }
 
     /// The sum of a row of a strip and the activations of a token.
@@ -222,8 +236,8 @@ pub(super) fn widen(
 ) -> Result<(), Astray> {
     let product = Product::of(launch, form);
     let given = product.given;
-    let (stride, hidden) = (given.count(15), given.count(18));
-    for (token, id) in memory.u32s(given.address(17), product.tokens())?.into_iter().enumerate() {
+    let (stride, hidden) = (given.count(15), given.count(22));
+    for (token, id) in memory.u32s(given.address(21), product.tokens())?.into_iter().enumerate() {
         let (index, row) = (id as usize / STRIP_ROWS, id as usize % STRIP_ROWS);
         let strip = product.strip(memory, index)?;
         let row_scale = match given.some(6) {

@@ -68,6 +68,18 @@ fn warp_sum(lanes: &[f32]) -> f32 {
     sums[0]
 }
 
+/// A row normed by its root mean square, before it is rounded.
+pub(super) fn normed(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mut squares = vec![0.0_f32; ROW_THREADS as usize];
+    for (run, numbers) in x.chunks(8).enumerate() {
+        let own = &mut squares[run % ROW_THREADS as usize];
+        numbers.iter().for_each(|number| *own = number.mul_add(*number, *own));
+    }
+    let sum = squares.chunks(32).fold(0.0, |all, lanes| all + warp_sum(lanes));
+    let inverse = 1.0 / (sum / x.len() as f32 + eps).sqrt();
+    x.iter().zip(weight).map(|(x, weight)| x * inverse * weight).collect()
+}
+
 pub(super) fn norm(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astray> {
     let given = Given::of(launch);
     let (tokens, hidden, columns) = (given.count(4), given.count(5), given.count(6));
@@ -76,15 +88,9 @@ pub(super) fn norm(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astra
     for token in 0..tokens {
         let row = rows.as_ref().map_or(token, |rows| rows[token] as usize);
         let x = memory.f32s(number_at(given.address(1), row * hidden), hidden)?;
-        let mut squares = vec![0.0_f32; ROW_THREADS as usize];
-        for (run, numbers) in x.chunks(8).enumerate() {
-            let own = &mut squares[run % ROW_THREADS as usize];
-            numbers.iter().for_each(|number| *own = number.mul_add(*number, *own));
-        }
-        let sum = squares.chunks(32).fold(0.0, |all, lanes| all + warp_sum(lanes));
-        let inverse = 1.0 / (sum / hidden as f32 + given.float(7)).sqrt();
+        let own = normed(&x, &weight, given.float(7));
         for k in 0..columns {
-            let number = if k < hidden { x[k] * inverse * weight[k] } else { 0.0 };
+            let number = own.get(k).copied().unwrap_or(0.0);
             set_activation(memory, given.address(0), (k, token, tokens), number)?;
         }
     }
