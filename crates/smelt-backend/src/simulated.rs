@@ -272,7 +272,8 @@ impl SimulatedDecoder {
         self.facts.check_slot(run.slot)?;
         run.check_alone()?;
         self.facts.check_room(run.slot, self.held(run.slot), run.tokens.len())?;
-        self.facts.check_tokens(run.tokens)
+        self.facts.check_words(run)?;
+        self.facts.check_image(run)
     }
 
     /// Blocks that appending so many tokens to a slot takes, those included that have to be copied.
