@@ -79,9 +79,10 @@ fn what_has_no_target_for_gpus_yet_says_so_where_the_pipeline_is_read() {
 
 #[test]
 fn a_build_for_gpus_without_the_compiler_says_what_installs_it() {
-    let kind = "kind = \"llm-engine-build\"\n";
-    let world = World::new(&random(DEMO).replace(kind, &format!("{kind}target = \"cuda-sm87\"\n")));
-    let mut run = world.command(&["run", "p.toml", "--only", "llm-engine"]);
+    let world = World::new(&random(DEMO));
+    let target = ["--set", "target=cuda-sm87"];
+    let mut run =
+        world.command(&[&["run", "p.toml", "--only", "llm-engine"][..], &target].concat());
     let ended = ended(run.env("SMELT_NVRTC", world.path("nowhere/libnvrtc.so.12")));
     assert_eq!(ended.code, Some(5), "{}", ended.stderr);
     assert!(ended.stderr.contains("SMELT_NVRTC names "), "{}", ended.stderr);
