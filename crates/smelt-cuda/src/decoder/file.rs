@@ -16,6 +16,7 @@ use smelt_tensor::decoder::check_sizes;
 
 use crate::CudaTarget;
 use crate::driver::{HostBytes, map_file};
+use crate::kernels::page::HeadShape;
 
 /// The file that holds the weights.
 pub const WEIGHTS_FILE: &str = "weights.bin";
@@ -80,6 +81,7 @@ impl DecoderFile {
     fn check(&self) -> Result<(), String> {
         let Self { hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, .. } = *self;
         check_sizes([hidden, layers, heads, kv_heads, head_dim, intermediate, vocab])?;
+        HeadShape::check(head_dim)?;
         let (eps, factor) = (self.eps, self.rotary_factor);
         let holds = eps > 0.0 && eps < 1.0 && factor > 0.0 && factor.is_finite();
         if !holds {

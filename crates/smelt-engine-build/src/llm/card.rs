@@ -55,6 +55,7 @@ pub fn build_for_card(
 ) -> Result<(), BuildError> {
     let llm = checkpoint.decoder()?;
     check_limits(llm, limits).map_err(|problem| BuildError::Limits { problem })?;
+    HeadShape::check(llm.head_dim).map_err(BuildError::Card)?;
     let write_error = |source: io::Error| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = DecoderWriter::create(out_dir).map_err(write_error)?;
     let names = names(checkpoint, llm)?;

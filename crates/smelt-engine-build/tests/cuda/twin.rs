@@ -1,18 +1,22 @@
 //! Tries the decoder for GPUs against the contract of engines, on a device that needs none.
 
+use std::fs;
 use std::sync::Arc;
 
 use smelt_backend::conformance::{self, TestImage};
 use smelt_backend::{Decoder, HostFeatures, KvOptions, KvType, LogitRows, RunError, SlotInput};
-use smelt_cuda::decoder::{CudaDecoder, WeightsPlace};
+use smelt_cuda::CudaTarget;
+use smelt_cuda::decoder::{CudaDecoder, KernelImage, WeightsPlace};
 use smelt_cuda::driver::Driver;
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::recording::{Held, RecordingDriver};
-use smelt_engine_build::llm::Limits;
+use smelt_engine_build::llm::{self, Limits};
+use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::Scheme;
 use tempfile::TempDir;
 
 use super::made::{self, OnTwin};
+use crate::golden::golden_dir;
 
 const LIMITS: Limits = Limits { max_seq_len: 400, max_slots: 4 };
 
@@ -49,6 +53,23 @@ fn plain_weights_conform() {
 #[test]
 fn packed_weights_conform() {
     check(Scheme::Int4G32, KvType::Int8);
+}
+
+#[test]
+fn heads_that_no_kernel_takes_become_no_engine() {
+    let dir = TempDir::new().unwrap();
+    let from = golden_dir("llama3-tiny").join("checkpoint");
+    fs::copy(from.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    let config = fs::read_to_string(from.join("config.json")).unwrap();
+    let wide = config.replacen('{', "{\"head_dim\": 130,", 1);
+    fs::write(dir.path().join("config.json"), wide).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let kernels = KernelImage { target: CudaTarget::Sm90, image: b"none", int8: None };
+    let engine = dir.path().join("cuda");
+    let refused = llm::build_for_card(&checkpoint, LIMITS, kernels, &engine, &mut |_| {});
+    let told = refused.unwrap_err().to_string();
+    assert!(told.starts_with("heads have 130 numbers") && told.lines().count() == 1, "{told}");
+    assert!(!engine.exists(), "nothing was begun");
 }
 
 /// An engine of the tiny model, and the numbers of its heads.
