@@ -19,6 +19,7 @@ mod machine;
 mod memory;
 mod model;
 mod modules;
+mod packed;
 mod pages;
 mod plan;
 mod staging;
@@ -46,6 +47,7 @@ pub use file::{
 };
 use machine::{Machine, StageError};
 use memory::PagePool;
+pub use packed::PackedWeights;
 use pages::{PAGE_TOKENS, Pages, Taken};
 use plan::Held;
 use step::{HeadPart, Part, Step};
