@@ -26,6 +26,7 @@ use crate::markup::Marks;
 use crate::prompt::ImageTokens;
 use crate::similarity::{self, Similarity};
 use crate::template::{self, ContentFormat, Template};
+use crate::timeline::{Lane, Timeline};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use crate::vision::Vision;
 
@@ -139,6 +140,12 @@ impl Spec {
         Ok(Engines { vision, llm: chosen(&self.llm)? })
     }
 
+    /// How its decoder keeps keys and values where `kv` is asked for.
+    pub fn kv(&self, kv: KvOptions) -> KvOptions {
+        let max_seq_len = kv.max_seq_len.or(self.serving.max_seq_len);
+        KvOptions { max_seq_len, max_slots: kv.max_slots.or(self.serving.slots), ..kv }
+    }
+
     /// What stands for a picture in prompts, of models that see.
     fn picture(&self) -> Option<&str> {
         self.image_tokens.as_ref().map(|tokens| &tokens.image[..])
@@ -210,10 +217,20 @@ pub struct Text {
     pub dialect: Dialect,
     /// What nobody but the template may write.
     pub marks: Marks,
+    /// Where it is kept what is done when, if anybody wants to know.
+    pub timeline: Option<Arc<Timeline>>,
     compiler: OnceLock<Result<Compiler, CompilerError>>,
 }
 
 impl Text {
+    /// Does a part of preparing a request, and keeps how long it took where anybody wants to know.
+    pub fn timed<T>(&self, name: &'static str, act: impl FnOnce() -> T) -> T {
+        match &self.timeline {
+            Some(timeline) => timeline.timed(Lane::Here, name, act),
+            None => act(),
+        }
+    }
+
     /// What turns grammars into constraints for this vocabulary.  Made when it is first asked for, since
     /// it takes some megabytes and tenths of a second.
     ///
@@ -273,9 +290,7 @@ impl Deployment {
         let Engines { vision: seeing, llm: speaking } = spec.engines(backends, at)?;
         let vision = seeing.as_ref().map(|vision| backends.vision(vision));
         let vision = vision.transpose()?.unwrap_or_default();
-        let max_seq_len = kv.max_seq_len.or(spec.serving.max_seq_len);
-        let kv = KvOptions { max_seq_len, max_slots: kv.max_slots.or(spec.serving.slots), ..kv };
-        let llm = backends.decoder(&speaking, kv)?;
+        let llm = backends.decoder(&speaking, spec.kv(kv))?;
         let engines = engines_of(seeing.iter().chain([&speaking]))?;
         let clip = spec.clip.as_ref();
         let clip = clip.map(|clip| Similarity::open_at(backends, dir, at, clip)).transpose()?;
@@ -291,6 +306,14 @@ impl Deployment {
         text.marks = template.marks(&text.tokenizer);
         text.content_format = template.content_format(text.spec.picture());
         text.template = template;
+        self
+    }
+
+    /// Keeps what is done when.
+    #[must_use]
+    pub fn with_timeline(mut self, timeline: &Arc<Timeline>) -> Self {
+        let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
+        text.timeline = Some(Arc::clone(timeline));
         self
     }
 
@@ -398,6 +421,7 @@ impl Deployment {
             scheme,
             dialect,
             marks,
+            timeline: None,
             compiler,
         };
         Ok(Self { text: Arc::new(text), vision, llm, engines: None })
