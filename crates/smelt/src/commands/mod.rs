@@ -46,4 +46,5 @@ pub(crate) mod stage;
 pub(crate) mod watch;
 
 mod open;
+mod seats;
 mod target;

@@ -1,6 +1,8 @@
 //! `smelt serve`: answers OpenAI-style requests over HTTP.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,12 +16,14 @@ use smelt_runtime::embed::{self, EmbedService};
 use smelt_runtime::image::ImageOptions;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
+use smelt_runtime::timeline::{Lane, Timeline};
 use smelt_serve::{
     DECODING_BYTES, DeploymentInfo, Ended, Growth, Keys, LoadingStep, Options, Progress, Purpose,
     Reach, Running, ServeError, Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
 };
 
 use super::open::{self, Does, Heading};
+use super::seats;
 use super::target;
 use crate::cards;
 use crate::console::{answer, begin_log, tell, warn};
@@ -41,7 +45,7 @@ const CONTEXTS_PER_ANSWER: usize = 2;
 
 pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     let (options, warnings) = options(flags)?;
-    cards::want(flags.device);
+    cards::want(flags.device.first());
     if flags.model_name.len() > flags.targets.len() {
         return Err(Failed::usage("--model-name is given more often than there are models"));
     }
@@ -64,6 +68,7 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     // What is wrong with the flags is told as with those of any command; all else is the log.
     begin_log(flags.log_json);
     warnings.into_iter().for_each(warn);
+    let trace = flags.trace.as_deref().map(TraceFile::create).transpose()?;
     let names = flags.model_name.iter().cloned().map(Some).chain(std::iter::repeat(None));
     let holds = Arc::new(Leases::new(flags.targets.len()));
     let loads: Vec<Load> = targets
@@ -77,6 +82,8 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
             sets: flags.sets.clone(),
             name,
             kv: kv(&flags.memory),
+            others: flags.device.others().to_vec(),
+            timeline: trace.as_ref().map(|trace| Arc::clone(&trace.timeline)),
             limits: limits(flags),
             batch: flags.limits.batch,
             image_options: flags.image_options.wanted(),
@@ -106,6 +113,7 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
         growth(&addr, flags)
     });
     holds.end();
+    trace.map_or(Ok(()), TraceFile::write)?;
     told?;
     match ended {
         Ok(Ended::Drained) => Ok(Exit::Ok),
@@ -130,6 +138,30 @@ fn growth(addr: &str, flags: &ServeFlags) -> Growth {
     })
 }
 
+/// A file that is written when the server ends.
+struct TraceFile {
+    path: PathBuf,
+    file: File,
+    timeline: Arc<Timeline>,
+}
+
+impl TraceFile {
+    /// Makes the file, so that what is wrong with it is told at once.
+    fn create(path: &Path) -> Result<Self, Failed> {
+        let file = File::create(path);
+        let file = file.map_err(|error| Failed::usage(format!("--trace: {error}")))?;
+        Ok(Self { path: path.to_owned(), file, timeline: Arc::default() })
+    }
+
+    fn write(self) -> Result<(), Failed> {
+        let written = self.timeline.write(&mut BufWriter::new(&self.file));
+        written.map_err(|error| {
+            let path = self.path.display();
+            Failed::new(Exit::StageFailed, format!("--trace: cannot write {path}: {error}"))
+        })
+    }
+}
+
 /// How a model is found and loaded.
 #[derive(Clone)]
 struct Load {
@@ -140,6 +172,10 @@ struct Load {
     sets: Vec<String>,
     name: Option<String>,
     kv: KvOptions,
+    /// Cards that answer beside the first.
+    others: Vec<u32>,
+    /// Where it is kept what is done when.
+    timeline: Option<Arc<Timeline>>,
     limits: service::Options,
     /// Answers at once, where the command line says so.
     batch: Option<u16>,
@@ -163,6 +199,13 @@ impl Load {
                 self.holds.loaded(self.at, &found.dir)?;
                 Ok(running)
             }),
+        }
+    }
+
+    /// Keeps how long a part of the load took.
+    fn did(&self, name: &'static str, begun: Instant) {
+        if let Some(timeline) = &self.timeline {
+            timeline.add((Lane::Load, name), begun, begun.elapsed(), None);
         }
     }
 
@@ -213,7 +256,13 @@ impl Load {
         let kv = KvOptions { max_slots: Some(MAX_SLOTS_MAX), ..self.kv };
         let contexts_max = Some(batch * CONTEXTS_PER_ANSWER);
         let limits = service::Options { running_max: batch, contexts_max, ..self.limits };
+        let begun = Instant::now();
         let deployment = open::deployment(dir, kv, loading)?;
+        self.did("load", begun);
+        let deployment = match &self.timeline {
+            Some(timeline) => deployment.with_timeline(timeline),
+            None => deployment,
+        };
         let deployment = deployment.with_image_options(&self.image_options);
         let mut deployment = deployment.map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
         if let Some(file) = &self.template {
@@ -230,7 +279,12 @@ impl Load {
             None => deployment.llm.facts().built_for.max_seq_len,
         };
         let told = &mut |done| loading.runs(done, WARMING_UP);
-        let service = Service::start_heard(deployment, limits, told).map_err(failed)?;
+        let seat = seats::own(dir, kv)?;
+        let others = seats::others(dir, kv, &self.others)?;
+        let begun = Instant::now();
+        let service = Service::start_replicas(deployment, seat, others, limits, told);
+        let service = service.map_err(failed)?;
+        self.did("warming up", begun);
         let max_seq_len = service.text().max_seq_len;
         tell(fits(&service.plan()));
         let doubts = [cut(&service.plan(), max_seq_len), stretched(max_seq_len, built_for)];
