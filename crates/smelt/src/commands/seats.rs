@@ -22,12 +22,11 @@ pub(super) fn own(dir: &Path, kv: KvOptions) -> Result<Seat, Failed> {
     Ok(seat.unwrap_or_else(Seat::only))
 }
 
+/// A decoder, and its place.
+type Seated = (Seat, Box<dyn Decoder>);
+
 /// Opens the same decoder on other cards.
-pub(super) fn others(
-    dir: &Path,
-    kv: KvOptions,
-    cards: &[u32],
-) -> Result<Vec<(Seat, Box<dyn Decoder>)>, Failed> {
+pub(super) fn others(dir: &Path, kv: KvOptions, cards: &[u32]) -> Result<Vec<Seated>, Failed> {
     if cards.is_empty() {
         return Ok(Vec::new());
     }
