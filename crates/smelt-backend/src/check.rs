@@ -5,7 +5,8 @@
 
 use crate::position_ids::PositionId;
 use crate::{
-    DecoderFacts, Features, KvBlock, KvUsage, MAX_SEQ_LEN_MAX, RunError, SlotInput, Value,
+    DecoderFacts, FeatureSpan, Features, KvBlock, KvUsage, MAX_SEQ_LEN_MAX, RunError, SlotInput,
+    Value,
 };
 
 impl SlotInput<'_> {
@@ -74,6 +75,49 @@ impl DecoderFacts {
         let vocab = self.vocab;
         match tokens.iter().find(|token| **token as usize >= vocab) {
             Some(&token) => Err(RunError::UnknownToken { token, vocab }),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether all tokens of a run are of the vocabulary: those it appends, and those whose likelihood it wants to know.
+    ///
+    /// # Errors
+    /// [`RunError::UnknownToken`], of the first that is not.
+    pub fn check_words(&self, run: &SlotInput<'_>) -> Result<(), RunError> {
+        self.check_tokens(run.tokens)?;
+        run.want.scores.map_or(Ok(()), |scores| self.check_tokens(scores.next))
+    }
+
+    /// Whether images of a run give a row for each place that takes one, and all rows are there.
+    ///
+    /// # Errors
+    /// [`RunError::ImageCount`], or [`RunError::FeatureCount`] where features are not those of the decoder.
+    pub fn check_image(&self, run: &SlotInput<'_>) -> Result<(), RunError> {
+        let Some(image) = run.image else { return Ok(()) };
+        image.features.iter().try_for_each(|span| self.check_span(span))?;
+        let places = run.tokens.iter().filter(|token| **token == image.token).count();
+        let rows: usize = image.features.iter().map(|span| span.tokens.len()).sum();
+        if places == rows {
+            return Ok(());
+        }
+        let hidden = self.hidden;
+        Err(RunError::ImageCount { places, numbers: rows * hidden, hidden })
+    }
+
+    /// Whether features are those of the decoder, and have the tokens.
+    fn check_span(
+        &self,
+        FeatureSpan { features, tokens }: &FeatureSpan<'_>,
+    ) -> Result<(), RunError> {
+        self.check_features(features)?;
+        let hidden = self.hidden;
+        let held =
+            features.values().map(|value| value.shape().iter().product::<usize>() / hidden.max(1));
+        match held.min().filter(|held| *held < tokens.end || tokens.start > tokens.end) {
+            Some(held) => {
+                let (places, numbers) = (tokens.end, held * hidden);
+                Err(RunError::ImageCount { places, numbers, hidden })
+            }
             None => Ok(()),
         }
     }

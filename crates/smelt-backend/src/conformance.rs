@@ -313,6 +313,8 @@ fn what_cannot_be_is_refused_and_changes_nothing(open: Open<'_>) {
     let tokens = prompt(12, vocab, 60);
     one(decoder, SlotInput::new(0, &tokens));
     let beyond = [vocab as u32];
+    let scores = Some(Scores { next: &beyond, top: 1 });
+    let scored = Want { scores, ..Want::default() };
     let adapter = SlotInput { adapter: Some(Adapter(9)), ..SlotInput::new(1, &tokens) };
     let refused: Vec<(&str, Vec<SlotInput<'_>>)> = vec![
         ("a slot that does not exist", vec![SlotInput::new(slots, &tokens)]),
@@ -320,6 +322,10 @@ fn what_cannot_be_is_refused_and_changes_nothing(open: Open<'_>) {
         ("no tokens", vec![SlotInput::new(1, &[])]),
         ("more than a slot holds", vec![SlotInput::new(0, &tokens)]),
         ("a token that is none", vec![SlotInput::new(1, &beyond)]),
+        (
+            "the likelihood of a token that is none",
+            vec![SlotInput { want: scored, ..SlotInput::new(1, &[1]) }],
+        ),
         ("more draws than tokens", vec![SlotInput::new(1, &[1]).choosing(&[GREEDY; 2])]),
         ("an adapter that is unknown", vec![adapter]),
         ("one of two", vec![SlotInput::new(1, &tokens), SlotInput::new(0, &tokens)]),
@@ -452,10 +458,14 @@ fn images_are_what_they_show(open: Open<'_>, image: &TestImage) {
         assert_ne!(found, expected[expected.len() - vocab..], "other images are other prompts");
         decoder.release(0);
     }
-    for wrong in [&whole[..1], &parts] {
+    let beyond = |first: usize, end: usize| FeatureSpan { features: second, tokens: first..end };
+    let (late, back) = ([beyond(other, 2 * other - 1)], [beyond(other - 1, 0)]);
+    let wrongs = [&whole[..1], &parts, &late, &back];
+    for (wrong, from) in wrongs.into_iter().zip([0, 0, tokens.len() - other, tokens.len() - other])
+    {
         let run = SlotInput {
             image: shown(image.token, wrong),
-            ..SlotInput::new(0, &tokens[..tokens.len() - 1])
+            ..SlotInput::new(0, &tokens[from..tokens.len() - 1])
         };
         let refused = decoder.step(&[run]);
         assert!(matches!(refused, Err(RunError::ImageCount { .. })), "{refused:?}");

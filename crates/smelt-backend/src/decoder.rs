@@ -424,6 +424,19 @@ pub trait Decoder: fmt::Debug + Send {
     /// [`RunError`], and then the slot is unchanged.
     fn put_block(&mut self, slot: usize, block: &KvBlock<'_>) -> Result<(), RunError>;
 
+    /// Why its device does nothing more, if so: another one that is opened anew may.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
+    /// From now on steps are timed by the device's own clock, where it has one.
+    fn time_steps(&mut self) {}
+
+    /// What the device took for the last step, where that is timed.
+    fn step_time(&self) -> Option<Duration> {
+        None
+    }
+
     /// What graphs of the same back end may share, since they run on the same processors.
     fn processors(&self) -> Processors {
         Processors::default()

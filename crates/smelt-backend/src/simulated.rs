@@ -49,6 +49,8 @@ pub struct Behaviour {
     pub delay_us_max: u64,
     /// One step in so many is refused for want of memory; none if 0.
     pub refuses_one_in: u64,
+    /// Steps after which it is lost; never if 0.
+    pub lost_after: u64,
     /// Where its memory is.
     pub place: MemoryPlace,
     /// Bytes of it that nobody else holds; without a number, as many as full slots take.
@@ -63,6 +65,7 @@ impl Default for Behaviour {
             seed: 0,
             delay_us_max: 0,
             refuses_one_in: 0,
+            lost_after: 0,
             place: MemoryPlace::Device,
             memory_bytes: None,
         }
@@ -198,6 +201,8 @@ pub struct SimulatedDecoder {
     random: Random,
     behaviour: Behaviour,
     is_submitted: bool,
+    /// Steps that were submitted.
+    steps: u64,
     device: DeviceLink,
 }
 
@@ -233,6 +238,7 @@ impl SimulatedDecoder {
             random: Random::new(behaviour.seed),
             behaviour,
             is_submitted: false,
+            steps: 0,
             device,
         };
         decoder.set_kv_bytes_max(kv.bytes_max.unwrap_or(u64::MAX));
@@ -272,7 +278,8 @@ impl SimulatedDecoder {
         self.facts.check_slot(run.slot)?;
         run.check_alone()?;
         self.facts.check_room(run.slot, self.held(run.slot), run.tokens.len())?;
-        self.facts.check_tokens(run.tokens)
+        self.facts.check_words(run)?;
+        self.facts.check_image(run)
     }
 
     /// Blocks that appending so many tokens to a slot takes, those included that have to be copied.
@@ -397,6 +404,9 @@ impl Decoder for SimulatedDecoder {
         if self.is_submitted {
             return Err(RunError::OutOfTurn);
         }
+        if let Some(why) = self.lost() {
+            return Err(RunError::Device(why));
+        }
         SlotInput::check_all(runs, |run| self.check(run))?;
         let jobs = runs.iter().map(job).collect::<Result<Vec<_>, _>>()?;
         let more: usize = runs.iter().map(|run| self.need(run.slot, run.tokens.len())).sum();
@@ -410,6 +420,10 @@ impl Decoder for SimulatedDecoder {
         }
         if refuses_one_in > 0 && self.random.one_in(refuses_one_in as usize) {
             return Err(RunError::NoMemory { bytes: more * BLOCK_BYTES });
+        }
+        self.steps += 1;
+        if let Some(why) = self.lost() {
+            return Err(RunError::Device(why));
         }
         runs.iter().for_each(|run| self.grow(run.slot, run.tokens.len()));
         let delay = Duration::from_micros(self.random.below(delay_us_max as usize + 1) as u64);
@@ -426,6 +440,11 @@ impl Decoder for SimulatedDecoder {
             DeviceReply::Step(answers) => Ok(answers),
             DeviceReply::Block(_) => Err(RunError::OutOfTurn),
         }
+    }
+
+    fn lost(&self) -> Option<String> {
+        let Behaviour { lost_after, .. } = self.behaviour;
+        (lost_after > 0 && self.steps >= lost_after).then(|| "the device is lost".to_owned())
     }
 
     fn truncate(&mut self, slot: usize, len: usize) {

@@ -20,6 +20,9 @@ pub enum BuildError {
         /// What is wrong with them.
         problem: String,
     },
+    /// No card runs such a model.
+    #[error("{0}")]
+    Card(String),
     /// The checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

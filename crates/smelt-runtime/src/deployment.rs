@@ -26,6 +26,7 @@ use crate::markup::Marks;
 use crate::prompt::ImageTokens;
 use crate::similarity::{self, Similarity};
 use crate::template::{self, ContentFormat, Template};
+use crate::timeline::{Lane, Timeline};
 use crate::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use crate::vision::Vision;
 
@@ -155,6 +156,11 @@ impl Spec {
         Ok(Engines { vision, llm: chosen(&self.llm)? })
     }
 
+    /// How its decoder keeps keys and values where `kv` is asked for.
+    pub fn kv(&self, kv: KvOptions) -> KvOptions {
+        self.serving.of_kv(kv)
+    }
+
     /// What stands for a picture in prompts, of models that see.
     fn picture(&self) -> Option<&str> {
         self.image_tokens.as_ref().map(|tokens| &tokens.image[..])
@@ -226,10 +232,20 @@ pub struct Text {
     pub dialect: Dialect,
     /// What nobody but the template may write.
     pub marks: Marks,
+    /// Where it is kept what is done when, if anybody wants to know.
+    pub timeline: Option<Arc<Timeline>>,
     compiler: OnceLock<Result<Compiler, CompilerError>>,
 }
 
 impl Text {
+    /// Does a part of preparing a request, and keeps how long it took where anybody wants to know.
+    pub fn timed<T>(&self, name: &'static str, act: impl FnOnce() -> T) -> T {
+        match &self.timeline {
+            Some(timeline) => timeline.timed(Lane::Here, name, act),
+            None => act(),
+        }
+    }
+
     /// What turns grammars into constraints for this vocabulary.  Made when it is first asked for, since
     /// it takes some megabytes and tenths of a second.
     ///
@@ -289,7 +305,7 @@ impl Deployment {
         let Engines { vision: seeing, llm: speaking } = spec.engines(backends, at)?;
         let vision = seeing.as_ref().map(|vision| backends.vision(vision));
         let vision = vision.transpose()?.unwrap_or_default();
-        let llm = backends.decoder(&speaking, spec.serving.of_kv(kv))?;
+        let llm = backends.decoder(&speaking, spec.kv(kv))?;
         let engines = engines_of(seeing.iter().chain([&speaking]))?;
         let clip = spec.clip.as_ref();
         let clip = clip.map(|clip| Similarity::open_at(backends, dir, at, clip)).transpose()?;
@@ -313,6 +329,14 @@ impl Deployment {
     pub fn with_memory_max(mut self, bytes: Option<u64>) -> Self {
         let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
         text.spec.serving.memory_bytes_max = bytes.or(text.spec.serving.memory_bytes_max);
+        self
+    }
+
+    /// Keeps what is done when.
+    #[must_use]
+    pub fn with_timeline(mut self, timeline: &Arc<Timeline>) -> Self {
+        let text = Arc::get_mut(&mut self.text).expect("nobody else has it before requests come");
+        text.timeline = Some(Arc::clone(timeline));
         self
     }
 
@@ -420,6 +444,7 @@ impl Deployment {
             scheme,
             dialect,
             marks,
+            timeline: None,
             compiler,
         };
         Ok(Self { text: Arc::new(text), vision, llm, engines: None })

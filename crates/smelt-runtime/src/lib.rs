@@ -29,6 +29,7 @@ pub mod service;
 pub mod similarity;
 pub mod stop;
 pub mod template;
+pub mod timeline;
 pub mod tokenizer;
 pub mod vision;
 

@@ -159,10 +159,8 @@ impl Text {
             prepared.position_ids = Some(position_ids.tokens);
         }
         if let Some(image_processor) = &self.image_processor {
-            prepared.views = media_plans
-                .iter()
-                .flat_map(|media_plan| media_plan.views(image_processor))
-                .collect();
+            let cut = || media_plans.iter().flat_map(|plan| plan.views(image_processor)).collect();
+            prepared.views = self.timed("pixels", cut);
         }
         let tokens = media_plans.iter().map(MediaPlan::tokens).sum();
         prepared.seen = ImageUsage { tokens, ..seen };

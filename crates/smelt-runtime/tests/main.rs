@@ -13,6 +13,7 @@ mod patterns;
 mod photographs;
 mod preprocess;
 mod qwen;
+mod replicas;
 mod service;
 mod shapes;
 mod shapes_model;

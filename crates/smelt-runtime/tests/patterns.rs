@@ -29,20 +29,20 @@ const PATTERNS: u64 = 20_000;
 const SIDE: usize = 56;
 const MAX_SEQ_LEN: usize = 400;
 
-fn behaviour(vocab: usize) -> Behaviour {
+pub(crate) fn behaviour(vocab: usize) -> Behaviour {
     Behaviour { vocab, is_apart: false, ..Behaviour::default() }
 }
 
-fn kv(slots: usize) -> KvOptions {
+pub(crate) fn kv(slots: usize) -> KvOptions {
     KvOptions { max_slots: Some(slots), max_seq_len: Some(MAX_SEQ_LEN), ..KvOptions::default() }
 }
 
-fn engine(delay: Duration) -> VisionEngine {
+pub(crate) fn engine(delay: Duration) -> VisionEngine {
     VisionEngine::new(Box::new(SimulatedGraph::open(SIDE, delay)), None).unwrap()
 }
 
 /// All of a deployment but its engines; every service shares it.
-fn text() -> Arc<Text> {
+pub(crate) fn text() -> Arc<Text> {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden");
     let dir = golden.join("internvl3-tiny/checkpoint");
     let spec = spec::internvl("simulated", SIDE, vec![0]);
@@ -54,12 +54,27 @@ fn text() -> Arc<Text> {
 }
 
 /// What is asked, and what becomes of it.
-struct Asked {
-    prepared: Prepared,
-    choice_params: Vec<SamplingParams>,
-    priority: Priority,
-    client: Client,
-    leaves: bool,
+pub(crate) struct Asked {
+    pub(crate) prepared: Prepared,
+    pub(crate) choice_params: Vec<SamplingParams>,
+    pub(crate) priority: Priority,
+    pub(crate) client: Client,
+    pub(crate) leaves: bool,
+}
+
+impl Asked {
+    /// As a service takes it.
+    pub(crate) fn request(&self) -> Request {
+        Request {
+            client: self.client,
+            prepared: self.prepared.clone(),
+            choice_params: self.choice_params.clone(),
+            constraint: Constraint::default(),
+            priority: self.priority,
+            deadline: None,
+            scored: None,
+        }
+    }
 }
 
 /// One of a few pictures, of one or two parts.
@@ -73,7 +88,7 @@ fn view(number: i32) -> View {
     View::new(parts, tokens)
 }
 
-fn asked(random: &mut Random, text: &Text) -> Asked {
+pub(crate) fn asked(random: &mut Random, text: &Text) -> Asked {
     let image = text.image_token.unwrap();
     let word = |family: i32, at: i32| (family * 31 + at * 7 + 1) as u32 % 200;
     let family = random.between(0, 3);
@@ -107,7 +122,7 @@ fn asked(random: &mut Random, text: &Text) -> Asked {
 }
 
 /// What `sampling_params` makes of the prompt, token by token.
-fn alone(
+pub(crate) fn alone(
     text: &Text,
     Prepared { tokens, views, .. }: &Prepared,
     sampling_params: &SamplingParams,
@@ -190,16 +205,7 @@ fn play(seed: u64, text: &Arc<Text>) -> (usize, u64) {
     let mut waiting = Vec::new();
     for _ in 0..random.between(1, 8) {
         let asked = asked(&mut random, text);
-        let request = Request {
-            client: asked.client,
-            prepared: asked.prepared.clone(),
-            choice_params: asked.choice_params.clone(),
-            constraint: Constraint::default(),
-            priority: asked.priority,
-            deadline: None,
-            scored: None,
-        };
-        match service.submit(request) {
+        match service.submit(asked.request()) {
             Ok(events) if !asked.leaves => waiting.push((asked, events)),
             Ok(_) | Err(Refused::TooLong { .. } | Refused::Busy { .. }) => {}
             Err(error) => panic!("seed {seed}: {error}"),

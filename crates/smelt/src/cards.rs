@@ -53,6 +53,62 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
+/// Most cards of one machine: more is a mistake.
+const CARDS_MAX: usize = 64;
+
+/// What `--device` asks for where several cards may answer together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DeviceChoices {
+    first: DeviceChoice,
+    /// Cards beside the first.
+    others: Vec<u32>,
+}
+
+impl DeviceChoices {
+    /// The only device, or the first of several.
+    pub(crate) fn first(&self) -> DeviceChoice {
+        self.first
+    }
+
+    /// The numbers of all cards behind the first.
+    pub(crate) fn others(&self) -> &[u32] {
+        &self.others
+    }
+}
+
+impl FromStr for DeviceChoices {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let words = || "auto, cpu, cuda, cuda:N, or several cards as in cuda:0,cuda:1".to_owned();
+        let all = text.split(',').map(DeviceChoice::from_str).collect::<Result<Vec<_>, _>>();
+        let all = all.map_err(|_| words())?;
+        if let [first] = all[..] {
+            return Ok(Self { first, others: Vec::new() });
+        }
+        let ordinal = |choice: &DeviceChoice| match choice {
+            DeviceChoice::Card(ordinal) => Some(*ordinal),
+            DeviceChoice::Auto | DeviceChoice::Processors => None,
+        };
+        let mut cards = all.iter().map(ordinal).collect::<Option<Vec<u32>>>().ok_or_else(words)?;
+        if cards.len() > CARDS_MAX {
+            return Err(format!("{CARDS_MAX} cards at most"));
+        }
+        let is_twice = |(at, card): (usize, &u32)| cards[..at].contains(card).then_some(*card);
+        if let Some(card) = cards.iter().enumerate().find_map(is_twice) {
+            return Err(format!("each card once; {CUDA}:{card} is named twice"));
+        }
+        Ok(Self { first: all[0], others: cards.split_off(1) })
+    }
+}
+
+impl fmt::Display for DeviceChoices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.first)?;
+        self.others.iter().try_for_each(|card| write!(f, ",{CUDA}:{card}"))
+    }
+}
+
 static WANTED: OnceLock<DeviceChoice> = OnceLock::new();
 
 /// Lets all engines of this process run on what the command line asks for.
@@ -203,6 +259,22 @@ mod tests {
         for text in ["", "gpu", "cuda:", "cuda:-1", "cuda:a", "cuda0", "cuda:0,cuda:1"] {
             assert!(text.parse::<DeviceChoice>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn several_cards_are_named_each_once() {
+        for text in ["auto", "cpu", "cuda:3", "cuda:0,cuda:1", "cuda:2,cuda:0,cuda:7"] {
+            assert_eq!(text.parse::<DeviceChoices>().unwrap().to_string(), text);
+        }
+        let several: DeviceChoices = "cuda,cuda:1".parse().unwrap();
+        assert_eq!((several.first(), several.others()), (DeviceChoice::Card(0), &[1][..]));
+        let refused = |text: &str| text.parse::<DeviceChoices>().unwrap_err();
+        for text in ["", ",", "cuda:0,", "cpu,cuda:1", "cuda:0,auto", "cuda:0 cuda:1"] {
+            assert!(refused(text).contains("cuda:0,cuda:1"), "{text}");
+        }
+        assert!(refused("cuda:1,cuda:0,cuda:1").contains("cuda:1 is named twice"));
+        let many: Vec<String> = (0..65).map(|card| format!("cuda:{card}")).collect();
+        assert!(refused(&many.join(",")).contains("64"));
     }
 
     #[test]

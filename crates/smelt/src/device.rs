@@ -53,9 +53,18 @@ const fn on_card(target: CudaTarget, opens: Opens) -> Row {
 }
 
 fn open_on_card(dir: &Path, kv: KvOptions) -> Result<Box<dyn Decoder>, OpenError> {
-    let missing = |why: NoCard| OpenError::Library(why.to_string());
-    let card = cards::card().map_err(missing)?;
-    let driver = smelt_cuda::open(card.ordinal).map_err(missing)?;
+    let card = cards::card().map_err(|why| OpenError::Library(why.to_string()))?;
+    open_on(card.ordinal, dir, kv)
+}
+
+/// Opens the decoder in `dir` on the card of a number, in a context of its own.
+pub(crate) fn open_on(
+    ordinal: u32,
+    dir: &Path,
+    kv: KvOptions,
+) -> Result<Box<dyn Decoder>, OpenError> {
+    let missing = |why: NoCard| OpenError::Library(format!("card {ordinal}: {why}"));
+    let driver = smelt_cuda::open(ordinal).map_err(missing)?;
     Ok(Box::new(CudaDecoder::open(dir, &driver, kv)?))
 }
 

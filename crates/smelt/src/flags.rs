@@ -146,7 +146,7 @@ pub(crate) enum Subcommand {
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
     /// Answer OpenAI-style requests over HTTP with a built model
-    Serve(ServeFlags),
+    Serve(Box<ServeFlags>),
     /// Print the embeddings of texts by a built encoder, one JSON array a line
     Embed(EmbedFlags),
     /// Print texts by how well they answer a query, best first, each behind its score

@@ -65,6 +65,25 @@ fn no_other_word_is_a_device() {
 }
 
 #[test]
+fn several_cards_serve_and_each_is_named_once() {
+    let serve = |device: &str| {
+        let asked = ["serve", "p.toml", "--addr", "127.0.0.1:0", "--device", device];
+        ended(&mut without_driver(&BUILT, &asked))
+    };
+    for (device, says) in [
+        ("cuda:0,cuda:0", "cuda:0 is named twice"),
+        ("cuda:0,cpu", "several cards as in cuda:0,cuda:1"),
+    ] {
+        let ended = serve(device);
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        assert!(ended.stderr.contains(says), "{}", ended.stderr);
+    }
+    let ended = serve("cuda:0,cuda:1");
+    assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+    assert!(ended.stderr.contains("--device cuda:0: "), "{}", ended.stderr);
+}
+
+#[test]
 fn what_has_no_target_for_gpus_yet_says_so_where_the_pipeline_is_read() {
     for kind in ["engine-build", "tune"] {
         let demo = format!("{}\n[stage.tune]\nkind = \"tune\"\n", random(DEMO));
@@ -79,9 +98,10 @@ fn what_has_no_target_for_gpus_yet_says_so_where_the_pipeline_is_read() {
 
 #[test]
 fn a_build_for_gpus_without_the_compiler_says_what_installs_it() {
-    let kind = "kind = \"llm-engine-build\"\n";
-    let world = World::new(&random(DEMO).replace(kind, &format!("{kind}target = \"cuda-sm87\"\n")));
-    let mut run = world.command(&["run", "p.toml", "--only", "llm-engine"]);
+    let world = World::new(&random(DEMO));
+    let target = ["--set", "target=cuda-sm87"];
+    let mut run =
+        world.command(&[&["run", "p.toml", "--only", "llm-engine"][..], &target].concat());
     let ended = ended(run.env("SMELT_NVRTC", world.path("nowhere/libnvrtc.so.12")));
     assert_eq!(ended.code, Some(5), "{}", ended.stderr);
     assert!(ended.stderr.contains("SMELT_NVRTC names "), "{}", ended.stderr);

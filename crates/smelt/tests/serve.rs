@@ -316,6 +316,7 @@ fn what_cannot_be_served_is_refused_with_one_line() {
     check(&["--api-key", "two words"], 2, "visible ASCII");
     check(&["--addr", "127.0.0.1"], 2, "");
     check(&["--golden", "nothing"], 2, "--golden: ");
+    check(&["--trace", "nothing/trace.json"], 2, "--trace: ");
     let dir = BUILT.out("deployment").display().to_string();
     let watched = BUILT.smelt(&["serve", &dir, "--watch", "1s"]);
     assert_eq!(watched.code, Some(2), "{}", watched.stderr);

@@ -1,12 +1,13 @@
 //! What a collector of traces is told of requests, and what it is not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-use crate::world::server::{Server, circles, posted};
+use crate::world::server::{BUILT, Server, circles, posted};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -187,4 +188,26 @@ fn who_leaves_and_who_is_turned_away() {
         (&told["error.type"], &spans[0]["status"]["code"]),
         (&json!("cancelled"), &json!(2))
     );
+}
+
+#[test]
+fn what_was_done_when_is_a_trace_that_chrome_opens() {
+    let file = BUILT.path("timeline.json");
+    let mut server = Server::start(&["--trace", &file.display().to_string()]);
+    let answer = server.chat(circles(json!({ "max_tokens": 4, "user": MARK })));
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    server.signal(Signal::SIGTERM);
+    assert_eq!(server.ended(), Some(0));
+    let text = fs::read_to_string(&file).unwrap();
+    let trace: Value = serde_json::from_str(&text).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let spans: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
+    let names: BTreeSet<&str> = spans.iter().map(|span| span["name"].as_str().unwrap()).collect();
+    for name in ["load", "warming up", "pixels", "vision", "chunk"] {
+        assert!(names.contains(name), "{name}: {names:?}");
+    }
+    assert!(spans.iter().all(|span| span["ts"].as_f64() >= Some(0.0) && span["dur"].is_f64()));
+    let tokens = spans.iter().filter_map(|span| span["args"]["tokens"].as_u64()).sum::<u64>();
+    assert_eq!(tokens, answer.json()["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert!(!text.contains(MARK) && !text.contains("circles"), "nothing that anybody wrote");
 }

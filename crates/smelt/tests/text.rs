@@ -230,6 +230,26 @@ fn a_context_beyond_the_models_positions_is_foreseen() {
 }
 
 #[test]
+fn heads_that_no_kernel_takes_are_foreseen() {
+    let world = unverified();
+    let mut config: Value = serde_json::from_str(&world.read("checkpoint/config.json")).unwrap();
+    config["head_dim"] = 130.into();
+    world.write("checkpoint/config.json", &config.to_string());
+    let refused = || {
+        let plan = world.smelt(&["plan", "p.toml"]);
+        assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+        let lines = plan.stdout.lines().filter(|line| line.contains("refused"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(refused(), [""; 0], "processors take any");
+    let kind = "kind = \"llm-engine-build\"\n";
+    let pipeline = world.read("p.toml");
+    world.write("p.toml", &pipeline.replace(kind, &format!("{kind}target = \"cuda-sm90\"\n")));
+    let words = "llm-engine will be refused: heads have 130 numbers, and kernels for GPUs take 128 at most; build it with target = \"cpu\"";
+    assert_eq!(refused(), [words]);
+}
+
+#[test]
 fn more_tokens_than_the_engine_knows_are_never_sealed() {
     let world = unverified();
     let mut tokenizer: Value =

@@ -16,6 +16,7 @@ use smelt_tensor::decoder::check_sizes;
 
 use crate::CudaTarget;
 use crate::driver::{HostBytes, map_file};
+use crate::kernels::page::HeadShape;
 
 /// The file that holds the weights.
 pub const WEIGHTS_FILE: &str = "weights.bin";
@@ -76,10 +77,20 @@ pub struct DecoderFile {
 }
 
 impl DecoderFile {
+    /// The first field that is not as in `wanted`, in words.
+    pub fn unlike(&self, wanted: &Self) -> Option<String> {
+        let fields = |file: &Self| serde_json::to_value(file).unwrap_or_default();
+        let (own, wanted) = (fields(self), fields(wanted));
+        let names = wanted.as_object().into_iter().chain(own.as_object());
+        let mut other = names.flat_map(|all| all.keys()).filter(|&name| own[name] != wanted[name]);
+        other.next().map(|name| format!("its {name} is {}, not {}", own[name], wanted[name]))
+    }
+
     /// Whether the sizes can belong to a decoder; tensors are compared with them later.
     fn check(&self) -> Result<(), String> {
         let Self { hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, .. } = *self;
         check_sizes([hidden, layers, heads, kv_heads, head_dim, intermediate, vocab])?;
+        HeadShape::check(head_dim)?;
         let (eps, factor) = (self.eps, self.rotary_factor);
         let holds = eps > 0.0 && eps < 1.0 && factor > 0.0 && factor.is_finite();
         if !holds {
@@ -359,6 +370,13 @@ impl DecoderDir {
     pub(super) fn map(&self) -> Result<HostBytes, OpenError> {
         let read = |source| OpenError::Read { path: self.dir.join(WEIGHTS_FILE), source };
         map_file(&self.weights).map_err(read)
+    }
+
+    /// So many bytes of `weights.bin`.
+    pub(super) fn read_piece(&self, at: u64, bytes: usize) -> Result<Vec<u8>, OpenError> {
+        let mut out = vec![0; bytes];
+        self.read_at(at, &mut out)?;
+        Ok(out)
     }
 
     fn read_at(&self, at: u64, buffer: &mut [u8]) -> Result<(), OpenError> {

@@ -4,6 +4,7 @@
 //! captured the first time.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use smelt_backend::{DecoderFacts, OpenError, RunError, SlotInput};
 
@@ -24,7 +25,7 @@ use super::step::{HeadPart, Step};
 use super::weights::{WeightsPlace, refused};
 use crate::driver::{Driver, DriverError, MemoryInfo, Priority, Stream};
 use crate::kernels::choose::{RESULT_BYTES, choose};
-use crate::owned::{HostBuffer, OwnedStream};
+use crate::owned::{HostBuffer, OwnedEvent, OwnedStream};
 use crate::{CardFacts, DeviceAddress};
 
 /// Rows of logits computed at once, and tokens chosen: 20 MB of a large vocabulary each.
@@ -55,6 +56,8 @@ pub(super) struct Machine {
     buffers: Buffers,
     model: Model,
     modules: Modules,
+    /// Where a step began on the stream and where it ended, where steps are timed.
+    marks: Option<[OwnedEvent; 2]>,
     stream: OwnedStream,
     driver: Arc<dyn Driver>,
     /// Passes of the step that is under way, and what is asked of each part of logits.
@@ -94,12 +97,43 @@ impl Machine {
             buffers,
             model,
             modules,
+            marks: None,
             stream,
             driver: Arc::clone(driver),
             staged: Vec::new(),
             asked: Vec::new(),
             pool: DeviceAddress::NULL,
         })
+    }
+
+    /// From now on steps are timed.
+    pub(super) fn time_steps(&mut self) -> Result<(), DriverError> {
+        self.marks = Some([OwnedEvent::new(&self.driver)?, OwnedEvent::new(&self.driver)?]);
+        Ok(())
+    }
+
+    /// A step begins on the stream.
+    pub(super) fn mark_begin(&self) -> Result<(), DriverError> {
+        self.mark(0)
+    }
+
+    /// What is on the stream may be all of the step.
+    pub(super) fn mark_end(&self) -> Result<(), DriverError> {
+        self.mark(1)
+    }
+
+    fn mark(&self, which: usize) -> Result<(), DriverError> {
+        match &self.marks {
+            Some(marks) => self.driver.record(marks[which].id(), self.stream.id()),
+            None => Ok(()),
+        }
+    }
+
+    /// What the last step took, where it is timed.  No work may be left.
+    pub(super) fn step_time(&self) -> Result<Option<Duration>, DriverError> {
+        let took =
+            self.marks.as_ref().map(|[begin, end]| self.driver.elapsed(begin.id(), end.id()));
+        took.transpose()
     }
 
     /// Most rows of a pass.

@@ -19,6 +19,7 @@ mod machine;
 mod memory;
 mod model;
 mod modules;
+mod packed;
 mod pages;
 mod plan;
 mod staging;
@@ -28,6 +29,7 @@ mod weights;
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use smelt_backend::sampling::Chooser;
 use smelt_backend::{
@@ -46,6 +48,7 @@ pub use file::{
 };
 use machine::{Machine, StageError};
 use memory::PagePool;
+pub use packed::PackedWeights;
 use pages::{PAGE_TOKENS, Pages, Taken};
 use plan::Held;
 use step::{HeadPart, Part, Step};
@@ -63,6 +66,8 @@ pub struct CudaDecoder {
     chooser: Chooser,
     /// Why the device does nothing more, if so.
     lost: Option<DriverError>,
+    /// What the card took for the last step, where that is timed.
+    took: Option<Duration>,
     pool: PagePool,
     machine: Machine,
     dir: DecoderDir,
@@ -94,8 +99,8 @@ impl CudaDecoder {
         let full = full_pages(facts.limits);
         let pages = Pages::new(facts.limits.max_slots, full);
         let pool = PagePool::new(driver, machine.page_bytes(), full);
-        let (step, chooser, lost) = (None, Chooser::default(), None);
-        let mut decoder = Self { facts, pages, step, chooser, lost, pool, machine, dir };
+        let (step, chooser, lost, took) = (None, Chooser::default(), None, None);
+        let mut decoder = Self { facts, pages, step, chooser, lost, took, pool, machine, dir };
         decoder.set_kv_bytes_max(kv.bytes_max.unwrap_or(u64::MAX));
         Ok(decoder)
     }
@@ -121,6 +126,7 @@ impl CudaDecoder {
     /// Begins the step whose pages were taken.
     fn begin(&mut self, runs: &[SlotInput<'_>], step: &mut Step) -> Result<(), StageError> {
         self.pool.back(self.pages.end())?;
+        self.machine.mark_begin()?;
         self.machine.prepare_pages(&self.pool, &step.taken)?;
         self.machine.stage(runs, step, &self.pages, self.pool.base())?;
         Ok(self.go_on(step)?)
@@ -128,6 +134,7 @@ impl CudaDecoder {
 
     /// Puts parts on the stream until the memory for logits is in use, or none is left.
     fn go_on(&mut self, step: &mut Step) -> Result<(), DriverError> {
+        let is_put = !step.parts.is_empty();
         while step.pending.is_none()
             && let Some(part) = step.parts.pop_front()
         {
@@ -139,14 +146,18 @@ impl CudaDecoder {
                 }
             }
         }
-        Ok(())
+        if is_put { self.machine.mark_end() } else { Ok(()) }
     }
 
     /// Waits for what is on the stream, takes what it gave, and goes on until nothing is left.
     fn finish(&mut self, step: &mut Step) -> Result<(), DriverError> {
         loop {
             self.machine.synchronize()?;
-            let Some(head) = step.pending.take() else { return Ok(()) };
+            let Some(head) = step.pending.take() else {
+                // What a clock does not tell spoils no step.
+                self.took = self.machine.step_time().ok().flatten();
+                return Ok(());
+            };
             self.take(step, head)?;
             self.go_on(step)?;
         }
@@ -349,6 +360,19 @@ impl Decoder for CudaDecoder {
             }
             Err(error) => Err(self.undo(taken, error)),
         }
+    }
+
+    fn time_steps(&mut self) {
+        // A card that gives no event has no time to tell.
+        _ = self.machine.time_steps();
+    }
+
+    fn step_time(&self) -> Option<Duration> {
+        self.took
+    }
+
+    fn lost(&self) -> Option<String> {
+        self.lost.as_ref().map(ToString::to_string)
     }
 
     fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {

@@ -28,6 +28,23 @@ pub enum KeyOrValue {
 }
 
 impl HeadShape {
+    /// Most numbers of a head: a block that joins pages has 64 threads with two each, a warp that rotates a head four a lane.
+    pub const DIM_MAX: usize = 128;
+
+    /// Whether kernels take heads of so many numbers.
+    ///
+    /// # Errors
+    /// One line that says what to do where they do not.
+    pub fn check(dim: usize) -> Result<(), String> {
+        let most = Self::DIM_MAX;
+        if dim <= most {
+            return Ok(());
+        }
+        Err(format!(
+            "heads have {dim} numbers, and kernels for GPUs take {most} at most; build it with target = \"cpu\""
+        ))
+    }
+
     /// Numbers of a head as it is kept.
     pub const fn padded(self) -> usize {
         self.dim.next_multiple_of(16)
@@ -77,6 +94,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn heads_that_no_kernel_takes_are_refused_in_one_line() {
+        assert_eq!(HeadShape::check(128), Ok(()));
+        let told = HeadShape::check(130).unwrap_err();
+        assert_eq!(told.lines().count(), 1);
+        assert!(told.contains("130") && told.contains("target = \"cpu\""), "{told}");
+    }
 
     #[test]
     fn every_number_of_a_page_has_a_place_of_its_own_and_nothing_is_left() {

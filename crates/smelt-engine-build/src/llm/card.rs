@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use smelt_backend::{KvType, Limits};
@@ -21,7 +22,10 @@ use super::build::check_limits;
 use crate::BuildError;
 use source::{Rows, Source};
 
+mod compare;
 mod source;
+
+pub use compare::{OtherNumbers, compare_for_card, unlike_for_card};
 
 /// What becomes a tensor of the engine.
 enum Content {
@@ -55,6 +59,7 @@ pub fn build_for_card(
 ) -> Result<(), BuildError> {
     let llm = checkpoint.decoder()?;
     check_limits(llm, limits).map_err(|problem| BuildError::Limits { problem })?;
+    HeadShape::check(llm.head_dim).map_err(BuildError::Card)?;
     let write_error = |source: io::Error| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = DecoderWriter::create(out_dir).map_err(write_error)?;
     let names = names(checkpoint, llm)?;
@@ -315,17 +320,24 @@ impl Weight {
         None
     }
 
+    /// Which rows of source `at` are in a strip.
+    fn rows_in(&self, at: usize, strip: usize) -> Range<usize> {
+        let place = |row: usize| self.place(strip * STRIP_ROWS + row);
+        let own = (0..STRIP_ROWS).filter_map(place).filter(|(other, _)| *other == at);
+        let (mut first, mut end) = (usize::MAX, 0);
+        for (_, row) in own {
+            (first, end) = (first.min(row), end.max(row + 1));
+        }
+        first.min(end)..end
+    }
+
     /// Packs one strip.
     fn strip(&self, checkpoint: &Checkpoint, strip: usize) -> Result<Strip, CheckpointError> {
         let place = |row: usize| self.place(strip * STRIP_ROWS + row);
         let mut read = Vec::new();
         for (at, source) in self.sources.iter().enumerate() {
-            let own = (0..STRIP_ROWS).filter_map(place).filter(|(other, _)| *other == at);
-            let (mut first, mut end) = (usize::MAX, 0);
-            for (_, row) in own {
-                (first, end) = (first.min(row), end.max(row + 1));
-            }
-            read.push((first, source.read(checkpoint, first.min(end)..end)?));
+            let rows = self.rows_in(at, strip);
+            read.push((rows.start, source.read(checkpoint, rows)?));
         }
         let row_of = |row: usize| {
             let (at, row) = place(row)?;

@@ -1,18 +1,24 @@
 //! Tries the decoder for GPUs against the contract of engines, on a device that needs none.
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
 use smelt_backend::conformance::{self, TestImage};
 use smelt_backend::{Decoder, HostFeatures, KvOptions, KvType, LogitRows, RunError, SlotInput};
-use smelt_cuda::decoder::{CudaDecoder, WeightsPlace};
+use smelt_cuda::CudaTarget;
+use smelt_cuda::decoder::{CudaDecoder, KernelImage, WeightsPlace};
 use smelt_cuda::driver::Driver;
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::recording::{Held, RecordingDriver};
-use smelt_engine_build::llm::Limits;
+use smelt_engine_build::llm::{self, Limits};
+use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::Scheme;
 use tempfile::TempDir;
 
 use super::made::{self, OnTwin};
+use crate::golden::golden_dir;
 
 const LIMITS: Limits = Limits { max_seq_len: 400, max_slots: 4 };
 
@@ -49,6 +55,53 @@ fn plain_weights_conform() {
 #[test]
 fn packed_weights_conform() {
     check(Scheme::Int4G32, KvType::Int8);
+}
+
+/// A Llama of one layer whose weights are zero and whose heads have 130 numbers.
+fn wide_heads(dir: &Path) -> Checkpoint {
+    let config = fs::read_to_string(golden_dir("llama3-tiny").join("checkpoint/config.json"));
+    let mut config: Value = serde_json::from_str(&config.unwrap()).unwrap();
+    (config["head_dim"], config["num_hidden_layers"]) = (json!(130), json!(1));
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+    let of_layer = |name: &str| format!("model.layers.0.{name}.weight");
+    let tensors = [
+        ("model.embed_tokens.weight".to_owned(), vec![160, 64]),
+        ("model.norm.weight".to_owned(), vec![64]),
+        ("lm_head.weight".to_owned(), vec![160, 64]),
+        (of_layer("input_layernorm"), vec![64]),
+        (of_layer("post_attention_layernorm"), vec![64]),
+        (of_layer("self_attn.q_proj"), vec![520, 64]),
+        (of_layer("self_attn.k_proj"), vec![260, 64]),
+        (of_layer("self_attn.v_proj"), vec![260, 64]),
+        (of_layer("self_attn.o_proj"), vec![64, 520]),
+        (of_layer("mlp.gate_proj"), vec![80, 64]),
+        (of_layer("mlp.up_proj"), vec![80, 64]),
+        (of_layer("mlp.down_proj"), vec![64, 80]),
+    ];
+    let (mut header, mut at) = (serde_json::Map::new(), 0);
+    for (name, shape) in tensors {
+        let end = at + shape.iter().product::<usize>() * 2;
+        header.insert(name, json!({"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}));
+        at = end;
+    }
+    let header = Value::from(header).to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.bytes());
+    file.resize(file.len() + at, 0);
+    fs::write(dir.join("model.safetensors"), file).unwrap();
+    Checkpoint::open(dir).unwrap()
+}
+
+#[test]
+fn heads_that_no_kernel_takes_become_no_engine() {
+    let dir = TempDir::new().unwrap();
+    let checkpoint = wide_heads(dir.path());
+    let kernels = KernelImage { target: CudaTarget::Sm90, image: b"none", int8: None };
+    let engine = dir.path().join("cuda");
+    let refused = llm::build_for_card(&checkpoint, LIMITS, kernels, &engine, &mut |_| {});
+    let told = refused.unwrap_err().to_string();
+    assert!(told.starts_with("heads have 130 numbers") && told.lines().count() == 1, "{told}");
+    assert!(!engine.exists(), "nothing was begun");
 }
 
 /// An engine of the tiny model, and the numbers of its heads.
@@ -122,6 +175,23 @@ fn weights_that_stay_in_their_file_are_the_same_weights() {
     let (uploaded, registered) = (logits(WeightsPlace::Uploaded), logits(WeightsPlace::Registered));
     assert!(uploaded.0 == registered.0);
     assert!(uploaded.1 > registered.1, "they take no memory of the device");
+}
+
+#[test]
+fn steps_are_timed_where_that_is_wanted_and_answer_the_same() {
+    let dir = TempDir::new().unwrap();
+    let (engine, dim, _) = tiny(&dir, LIMITS);
+    let mut on = OnTwin::open(&engine, dim, KvOptions::default());
+    let mut answered = Vec::new();
+    for slot in 0..3 {
+        let run = SlotInput::new(slot, &[1, 2, 3]).showing(LogitRows::Last);
+        answered.push(on.decoder.step(&[run]).unwrap().remove(0).logits);
+        assert_eq!(on.decoder.step_time().is_some(), slot > 0);
+        on.decoder.time_steps();
+    }
+    assert!(answered.windows(2).all(|two| two[0] == two[1]));
+    let marks = on.device.calls().iter().filter(|call| call.name == "elapsed").count();
+    assert_eq!(marks, 2, "once for each step that is timed");
 }
 
 #[test]

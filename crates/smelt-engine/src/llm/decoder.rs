@@ -111,7 +111,9 @@ impl LlmEngine {
     /// Whether a run can be done as far as that is known without doing it.
     fn check_run(&self, run: &SlotInput<'_>) -> Result<(), RunError> {
         run.check_alone()?;
-        self.check(run.slot, run.tokens)
+        self.check(run.slot, run.tokens)?;
+        self.facts.check_words(run)?;
+        self.facts.check_image(run)
     }
 
     fn answer_each(&mut self, runs: &[SlotInput<'_>]) -> Result<Vec<Answer>, RunError> {
@@ -178,13 +180,15 @@ impl LlmEngine {
         let (hidden, layers) = (self.hidden(), self.deepstack());
         let mut all = HostFeatures { embeds: Vec::new(), deepstack: vec![Vec::new(); layers] };
         for FeatureSpan { features, tokens } in spans {
-            self.facts.check_features(features)?;
             let outs = [&mut all.embeds].into_iter().chain(&mut all.deepstack);
             for (out, value) in outs.zip(features.values()) {
                 let host = value.to_host().map_err(|error| RunError::Device(error.to_string()))?;
                 let no_floats = || RunError::Device("features are no floats".to_owned());
                 let numbers = host.floats().ok_or_else(no_floats)?;
-                out.extend_from_slice(&numbers[tokens.start * hidden..tokens.end * hidden]);
+                let found = vec![numbers.len()];
+                let own = numbers.get(tokens.start * hidden..tokens.end * hidden);
+                let short = || RunError::FeatureCount { layers, numbers: hidden, found };
+                out.extend_from_slice(own.ok_or_else(short)?);
             }
         }
         Ok(all)

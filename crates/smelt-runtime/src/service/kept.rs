@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use smelt_backend::{KvBlock, MAX_SEQ_LEN_MAX, RunError};
 
 use super::llm::LlmThread;
-use super::{Client, Service, ToLlm};
+use super::{Client, ReplicaStatus, Service, ToLlm};
 use crate::prefix::{Mark, Piece};
 pub use crate::schedule::Named;
 use crate::schedule::{Owner, Put};
@@ -111,7 +111,8 @@ impl Service {
     /// If the service is ending.
     pub fn named(&self, client: &Client) -> Result<Vec<Named>, KeptError> {
         let id = client.id;
-        self.on_thread(move |llm| llm.schedule.named(id))
+        let all = self.on_each(move |llm| llm.schedule.named(id))?;
+        Ok(all.into_iter().flat_map(|(_, named)| named).collect())
     }
 
     /// Forgets what answers of the client left under its name; gives how many tokens that were.
@@ -120,12 +121,13 @@ impl Service {
     /// If an answer of that name is under way, or the service is ending.
     pub fn erase(&self, client: &Client) -> Result<usize, KeptError> {
         let Client { id, slot, .. } = *client;
-        self.on_thread(move |llm| {
+        let erased = self.on_each(move |llm| {
             llm.is_idle(id, slot)?;
             let erased = llm.schedule.erase(id, slot);
             erased.iter().for_each(|(slot, _)| llm.release(*slot));
-            Ok(erased.iter().map(|(_, tokens)| tokens).sum())
-        })?
+            Ok(erased.iter().map(|(_, tokens)| tokens).sum::<usize>())
+        })?;
+        erased.into_iter().map(|(_, erased)| erased).sum()
     }
 
     /// Writes what the latest answer of the client's name left, in at most `bytes_max` bytes.
@@ -140,13 +142,14 @@ impl Service {
     ) -> Result<Moved, KeptError> {
         let Client { id, slot: name, .. } = *client;
         let engines = self.engines()?;
-        let (mark, pieces, heading) = self.on_thread(move |llm| {
+        let kept = self.on_each(move |llm| {
             llm.is_idle(id, name)?;
             let kept = llm.schedule.kept(id, name).filter(|(_, pieces)| !pieces.is_empty());
             let (mark, pieces) = kept.ok_or(KeptError::Nothing(name))?;
-            let heading = llm.heading(engines, pieces.len());
+            let heading = llm.heading(engines.clone(), pieces.len());
             Ok::<_, KeptError>((mark, Arc::<[Piece]>::from(pieces), heading))
-        })??;
+        })?;
+        let (at, (mark, pieces, heading)) = first_kept(kept, name)?;
         let bytes = heading.file_bytes();
         if bytes > bytes_max {
             return Err(KeptError::TooLong { bytes, max: bytes_max });
@@ -155,7 +158,7 @@ impl Service {
         out.write_heading(&heading, &pieces)?;
         for end in ends_of(&pieces, heading.block_tokens) {
             let pieces = Arc::clone(&pieces);
-            let block = self.on_thread(move |llm| llm.block(mark, &pieces[..end]))?;
+            let block = self.on_thread(at, move |llm| llm.block(mark, &pieces[..end]))?;
             let (ends, block) = block.ok_or(KeptError::Gone(name))?;
             ends.iter().try_for_each(|end| out.write(&end.to_le_bytes()))?;
             out.write(&block)?;
@@ -172,8 +175,9 @@ impl Service {
         let (client, engines) = (*client, self.engines()?);
         let mut file = Hashing { inner: file, hash: Sha256::new() };
         let heading = file.read_heading()?;
-        let (tokens, owner) = (heading.tokens, self.on_thread(move |llm| llm.owner(&client))?);
-        let (own, longest) = self.on_thread(move |llm| {
+        let (tokens, at) = (heading.tokens, self.0.replicas.least());
+        let owner = self.on_thread(at, move |llm| llm.owner(&client))?;
+        let (own, longest) = self.on_thread(at, move |llm| {
             (llm.heading(engines, tokens), llm.engine.facts().limits.max_seq_len)
         })?;
         own.check(&heading)?;
@@ -191,9 +195,10 @@ impl Service {
             let name = owner.name.filter(|_| end == tokens);
             let to = Target { filled, owner: Owner { name, ..owner }, called: client.slot };
             let block = KvBlock { ends: ends.into(), bytes: bytes.into() };
-            filled = Some(self.on_thread(move |llm| llm.put(&to, &more, &block))??);
+            filled = Some(self.on_thread(at, move |llm| llm.put(&to, &more, &block))??);
             begin = end;
         }
+        self.0.replicas.note(at, &pieces);
         Ok(Moved { tokens, bytes: own.file_bytes() })
     }
 
@@ -202,9 +207,10 @@ impl Service {
         Ok(format!("{high:016x}{low:016x}"))
     }
 
-    /// Has the engine's thread do something between two steps.
+    /// Has the thread of a replica do something between two steps.
     fn on_thread<T: Send + 'static>(
         &self,
+        at: usize,
         act: impl FnOnce(&mut LlmThread) -> T + Send + 'static,
     ) -> Result<T, KeptError> {
         if self.gate().is_closed() {
@@ -213,9 +219,38 @@ impl Service {
         let (tell, told) = mpsc::sync_channel(1);
         // Who asked waits for it.
         let act = move |llm: &mut LlmThread| _ = tell.send(act(llm));
-        self.0.to_llm.send(ToLlm::Do(Box::new(act))).map_err(|_| KeptError::Ended)?;
+        if !self.0.replicas.tell(at, ToLlm::Do(Box::new(act))) {
+            return Err(KeptError::Ended);
+        }
         told.recv().map_err(|_| KeptError::Ended)
     }
+
+    /// Has the thread of each replica that answers do something, and says which gave what.
+    fn on_each<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut LlmThread) -> T + Clone + Send + 'static,
+    ) -> Result<Vec<(usize, T)>, KeptError> {
+        let states = self.replicas();
+        let is_there = |at: &usize| states[*at].status == ReplicaStatus::Ready;
+        let there: Vec<usize> = (0..states.len()).filter(is_there).collect();
+        there.into_iter().map(|at| Ok((at, self.on_thread(at, act.clone())?))).collect()
+    }
+}
+
+/// What the first of several has of that name; why none has it otherwise.
+fn first_kept<T>(
+    all: Vec<(usize, Result<T, KeptError>)>,
+    name: u32,
+) -> Result<(usize, T), KeptError> {
+    let mut why = KeptError::Nothing(name);
+    for (at, kept) in all {
+        match kept {
+            Ok(kept) => return Ok((at, kept)),
+            Err(KeptError::Nothing(_)) => {}
+            Err(other) => why = other,
+        }
+    }
+    Err(why)
 }
 
 /// Where a block goes.

@@ -13,11 +13,13 @@ use smelt_backend::sampling::{Chosen, Draw, NotFinite};
 use smelt_backend::{Answer, Decoder, ImageEmbeds, RunError, SlotInput, Want};
 
 use super::event_stream::{Event, Failure, TokenInfo};
+use super::replicas::{Gauge, Reopen, Replicas};
 use super::scores::Scores;
-use super::{Asked, Client, Job, Kv, Over, Shared, ToLlm};
+use super::watch::Watch;
+use super::{Asked, Client, Job, Kv, Over, Ready, Shared, ToLlm, capacity};
 use crate::generation::{Finish, Generation, SpeakError, TokenOutput};
 use crate::prefix::{Piece, PrefixHit};
-use crate::schedule::{Capacity, Owner, Schedule, Step, TaskId};
+use crate::schedule::{Owner, Schedule, Step, TaskId};
 
 /// One answer.
 struct Task {
@@ -37,29 +39,56 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// How long is waited before each try to open an engine anew whose device was lost.
+const REOPEN_WAITS: [Duration; 3] =
+    [Duration::ZERO, Duration::from_millis(500), Duration::from_secs(4)];
+
+/// Losses without a step in between after which a device is given up.
+const LOSSES_MAX: u32 = 3;
+
 pub(super) struct LlmThread {
     pub(super) engine: Box<dyn Decoder>,
     pub(super) schedule: Schedule,
     inbox: Receiver<ToLlm>,
     shared: Arc<Shared>,
+    replicas: Arc<Replicas>,
+    watch: Watch,
+    reopen: Option<Reopen>,
+    running_max: usize,
+    kv_bytes: u64,
     tasks: BTreeMap<TaskId, Task>,
     /// The system refused memory, whatever the engine's own count says.
     is_starved: bool,
+    /// Losses since its last step.
+    losses: u32,
 }
 
 impl LlmThread {
     pub(super) fn new(
-        engine: Box<dyn Decoder>,
-        capacity: Capacity,
+        Ready { seat, mut llm, running_max, plan }: Ready,
+        watch: Watch,
         inbox: Receiver<ToLlm>,
-        shared: Arc<Shared>,
+        shared: &Arc<Shared>,
+        replicas: &Arc<Replicas>,
     ) -> Self {
-        let schedule = Schedule::new(capacity);
-        let tasks = BTreeMap::new();
-        Self { engine, schedule, inbox, shared, tasks, is_starved: false }
+        watch.begin(&mut *llm);
+        Self {
+            schedule: Schedule::new(capacity(&*llm, running_max)),
+            engine: llm,
+            inbox,
+            shared: Arc::clone(shared),
+            replicas: Arc::clone(replicas),
+            watch,
+            reopen: seat.reopen,
+            running_max,
+            kv_bytes: plan.bytes,
+            tasks: BTreeMap::new(),
+            is_starved: false,
+            losses: 0,
+        }
     }
 
-    /// Answers until it is told to stop.
+    /// Answers until it is told to stop, or its device is lost for good.
     pub(super) fn run(mut self) {
         self.publish();
         while self.receive() {
@@ -67,6 +96,11 @@ impl LlmThread {
             let step = self.schedule.next(self.blocks_free());
             self.perform(step);
             self.publish();
+            if let Some(why) = self.engine.lost() {
+                let Some(again) = self.recover(&why) else { return };
+                self = again;
+                continue;
+            }
             let rest = self.engine.rest(self.schedule.counts().reading > 0);
             if !rest.is_zero() && !self.wait(rest) {
                 break;
@@ -77,9 +111,76 @@ impl LlmThread {
         }
     }
 
+    /// The device was lost: what is under way fails, and the engine is opened anew.  Gives nothing where that is told to
+    /// stop, or does not work; what waited is the others' then.
+    fn recover(mut self, why: &str) -> Option<Self> {
+        let name = self.replicas.lost(self.watch.at, why);
+        let told = match &name[..] {
+            "" => format!("the device was lost: {why}"),
+            name => format!("{name} was lost: {why}"),
+        };
+        for id in self.tasks.keys().copied().collect::<Vec<_>>() {
+            self.fail(id, format!("the llm engine failed: {told}"));
+        }
+        let losses = self.losses + 1;
+        let Self { engine, inbox, shared, replicas, watch, reopen, running_max, kv_bytes, .. } =
+            self;
+        // Its memory is the next one's.
+        drop(engine);
+        let mut reopening = Reopening { inbox: &inbox, waiting: Vec::new(), is_stopped: false };
+        let opened = match reopen {
+            Some(mut reopen) if losses < LOSSES_MAX => {
+                reopening.open(&mut reopen).map(|engine| engine.map(|engine| (engine, reopen)))
+            }
+            _ => Err("it was lost again and again, or nobody can open it anew".to_owned()),
+        };
+        let Reopening { waiting, is_stopped, .. } = reopening;
+        let jobs = |message: ToLlm| match message {
+            ToLlm::Job(job) => Some(job),
+            ToLlm::Do(_) | ToLlm::Stop => None,
+        };
+        match opened {
+            Ok(Some((mut llm, reopen))) if !is_stopped => {
+                llm.set_kv_bytes_max(kv_bytes);
+                watch.begin(&mut *llm);
+                let schedule = Schedule::new(capacity(&*llm, running_max));
+                let (reopen, tasks, is_starved) = (Some(reopen), BTreeMap::new(), false);
+                let mut again = Self {
+                    engine: llm,
+                    schedule,
+                    inbox,
+                    shared,
+                    replicas,
+                    watch,
+                    reopen,
+                    running_max,
+                    kv_bytes,
+                    tasks,
+                    is_starved,
+                    losses,
+                };
+                again.replicas.is_back(again.watch.at);
+                again.publish();
+                waiting.into_iter().for_each(|message| _ = again.hear(message));
+                Some(again)
+            }
+            Ok(_) => {
+                let own = waiting.into_iter().chain(inbox.try_iter()).filter_map(jobs);
+                own.for_each(|job| job.asked.sender.send(Event::Failed(Failure::Stopped)));
+                None
+            }
+            Err(problem) => {
+                let own = || waiting.into_iter().chain(inbox.try_iter()).filter_map(jobs).collect();
+                replicas.give_up(watch.at, &format!("{why}; {problem}"), own);
+                None
+            }
+        }
+    }
+
     /// Takes what has come; waits for something if there is nothing to do.  Returns whether to go on.
     fn receive(&mut self) -> bool {
         if self.tasks.is_empty() {
+            self.watch.rests();
             let Ok(message) = self.inbox.recv() else { return false };
             if !self.hear(message) {
                 return false;
@@ -219,8 +320,10 @@ impl LlmThread {
         let start = Instant::now();
         let read = run(&mut *self.engine, task, slot, held..held + tokens, is_last);
         let took = start.elapsed();
+        self.watch.did("chunk", (start, took), ("tokens", tokens), &*self.engine);
         match read {
             Ok(answer) => {
+                self.losses = 0;
                 self.shared.stats().chunk_seconds.observe_time(took);
                 self.schedule.did_read(id, tokens, micros(took));
                 if is_last {
@@ -277,8 +380,10 @@ impl LlmThread {
         let start = Instant::now();
         let step = self.step(batch);
         let took = start.elapsed();
+        self.watch.did("step", (start, took), ("answers", batch.len()), &*self.engine);
         match step {
             Ok(answers) => {
+                self.losses = 0;
                 self.schedule.did_say(batch, micros(took));
                 let start = Instant::now();
                 for (id, answer) in ids.iter().zip(answers) {
@@ -366,6 +471,10 @@ impl LlmThread {
     }
 
     fn fail_of_engine(&mut self, id: TaskId, error: &RunError) {
+        // All that is under way on a device that is lost fails together, and hears its name.
+        if self.engine.lost().is_some() {
+            return;
+        }
         self.fail(id, format!("the llm engine failed: {error}"));
     }
 
@@ -392,17 +501,57 @@ impl LlmThread {
     fn publish(&self) {
         let counts = self.schedule.counts();
         let kv = self.engine.kv_usage();
-        let mut stats = self.shared.stats();
-        stats.waiting = counts.waiting;
-        stats.reading = counts.reading;
-        stats.saying = counts.saying;
-        stats.kept_slots = counts.kept;
-        stats.kv = Kv {
+        let kv = Kv {
             block_bytes: kv.block_bytes,
             block_tokens: kv.block_tokens,
             blocks_held: kv.blocks_held,
             blocks_total: kv.blocks_total,
         };
+        let gauge = Gauge {
+            waiting: counts.waiting,
+            reading: counts.reading,
+            saying: counts.saying,
+            kept_slots: counts.kept,
+            kv,
+        };
+        self.replicas.publish(self.watch.at, gauge);
+    }
+}
+
+/// What comes while an engine is opened anew.
+struct Reopening<'a> {
+    inbox: &'a Receiver<ToLlm>,
+    waiting: Vec<ToLlm>,
+    is_stopped: bool,
+}
+
+impl Reopening<'_> {
+    /// Opens the engine, if need be some time later; nothing where the thread is told to stop meanwhile.
+    fn open(&mut self, reopen: &mut Reopen) -> Result<Option<Box<dyn Decoder>>, String> {
+        let mut problem = String::new();
+        for time in REOPEN_WAITS {
+            self.hear(time);
+            if self.is_stopped {
+                return Ok(None);
+            }
+            match reopen() {
+                Ok(engine) => return Ok(Some(engine)),
+                Err(error) => problem = format!("it does not open: {error}"),
+            }
+        }
+        Err(problem)
+    }
+
+    /// Keeps what comes, for so long.
+    fn hear(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while !self.is_stopped {
+            match self.inbox.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(ToLlm::Stop) | Err(RecvTimeoutError::Disconnected) => self.is_stopped = true,
+                Ok(message) => self.waiting.push(message),
+                Err(RecvTimeoutError::Timeout) => return,
+            }
+        }
     }
 }
 

@@ -11,11 +11,13 @@ mod images;
 pub mod kept;
 mod llm;
 mod marks;
+mod replicas;
 mod scores;
 mod sizing;
 mod stats;
 mod vision;
 mod warm;
+mod watch;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -43,9 +45,12 @@ use event_stream::EventSender;
 pub use event_stream::{Event, EventReceiver, Failure, TokenInfo};
 use images::Images;
 pub use marks::{Marks, Times};
+use replicas::{Owed, Replicas};
+pub use replicas::{Reopen, ReplicaState, ReplicaStatus, Seat};
 pub use sizing::{DoesNotFit, KvMemory, KvPlan, preparing};
 use sizing::{KvSizes, Memory};
 pub use stats::{BATCHES, Endings, Histogram, Kv, SECONDS, Stats};
+use watch::Watch;
 
 /// Most answers to one request: each takes a slot.
 pub const ANSWERS_MAX: usize = 16;
@@ -223,6 +228,8 @@ struct Asked {
     scored: Option<usize>,
     /// Answers, each of which is told of the scored prompt.
     answers: usize,
+    /// Counts it where it was given to.
+    owed: Option<Owed>,
     _permit: Permit,
 }
 
@@ -325,9 +332,65 @@ pub struct AnswerThreads {
     next_task: AtomicU64,
     /// What names the engines, where they were opened from files.
     engines: Option<Identity>,
-    to_llm: Sender<ToLlm>,
+    replicas: Arc<Replicas>,
     to_vision: Sender<ToVision>,
+    /// Those of the replicas, then that of the vision engine.
     threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl AnswerThreads {
+    /// Answers of all replicas at once.
+    fn running_max(&self) -> usize {
+        self.options.running_max * self.replicas.count()
+    }
+}
+
+/// A decoder that has its memory, and the place where it answers.
+struct Ready {
+    seat: Seat,
+    llm: Box<dyn Decoder>,
+    running_max: usize,
+    plan: KvPlan,
+}
+
+impl Ready {
+    fn new(
+        (seat, mut llm): (Seat, Box<dyn Decoder>),
+        options: &Options,
+        picture_bytes: u64,
+    ) -> Result<Self, DoesNotFit> {
+        let plan = give_memory(&mut *llm, options, picture_bytes, 1)?;
+        Ok(Self { seat, llm, running_max: options.running_max, plan })
+    }
+
+    /// Tokens that keys and values have room for.
+    fn tokens_max(&self) -> usize {
+        let kv = self.llm.kv_usage();
+        kv.blocks_total * kv.block_tokens
+    }
+}
+
+/// What keys and values of a decoder have room for as it was given it, for so many answers at once.
+fn capacity(llm: &dyn Decoder, running_max: usize) -> Capacity {
+    let kv = llm.kv_usage();
+    Capacity {
+        slots: llm.facts().limits.max_slots,
+        running_max,
+        block_tokens: kv.block_tokens,
+        blocks_total: kv.blocks_total,
+    }
+}
+
+/// What replicas have room for together; a context is in one of them.
+fn all_of(plans: impl Iterator<Item = KvPlan>) -> KvPlan {
+    let both = |one: KvPlan, other: KvPlan| KvPlan {
+        bytes: one.bytes + other.bytes,
+        token_bytes: one.token_bytes.max(other.token_bytes),
+        tokens: one.tokens + other.tokens,
+        context_max: one.context_max.min(other.context_max),
+        batch_max: one.batch_max + other.batch_max,
+    };
+    plans.reduce(both).unwrap_or_default()
 }
 
 /// A handle to the threads that answer.
@@ -344,7 +407,9 @@ impl Threads for AnswerThreads {
 
     fn are_alive(&self) -> bool {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.iter().all(|thread| !thread.is_finished())
+        let (replicas, others) = threads.split_at(self.replicas.count().min(threads.len()));
+        let is_there = |thread: &JoinHandle<()>| !thread.is_finished();
+        replicas.iter().any(is_there) && others.iter().all(is_there)
     }
 }
 
@@ -363,7 +428,22 @@ impl Service {
     /// # Errors
     /// [`StartError`].
     pub fn start_heard(
+        deployment: Deployment,
+        options: Options,
+        told: &mut dyn FnMut(f64),
+    ) -> Result<Self, StartError> {
+        Self::start_replicas(deployment, Seat::only(), Vec::new(), options, told)
+    }
+
+    /// As [`Self::start_heard`], with other decoders of the same engine beside the deployment's own, which has the place
+    /// `seat`: each answers as many at once as `options` say, in memory of its own, and all share one line.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start_replicas(
         mut deployment: Deployment,
+        seat: Seat,
+        others: Vec<(Seat, Box<dyn Decoder>)>,
         options: Options,
         told: &mut dyn FnMut(f64),
     ) -> Result<Self, StartError> {
@@ -376,51 +456,58 @@ impl Service {
         let memory_max = options.memory_max.or(deployment.text.spec.serving.memory_bytes_max);
         let options = Options { running_max, memory_max, ..options }.under_cap();
         warm::up(&mut deployment, options.running_max, told)?;
-        let plan = give_memory(&mut *deployment.llm, &options, picture_bytes, 1)?;
-        let place = deployment.llm.memory().place;
-        let kv = deployment.llm.kv_usage();
-        let capacity = Capacity {
-            slots,
-            running_max: options.running_max,
-            block_tokens: kv.block_tokens,
-            blocks_total: kv.blocks_total,
-        };
+        let Deployment { text, vision, llm, engines } = deployment;
+        let (place, block_tokens) = (llm.memory().place, llm.kv_usage().block_tokens);
+        let (processors, timeline) = (llm.processors(), text.timeline.clone());
+        let mut ready = vec![Ready::new((seat, llm), &options, picture_bytes)?];
+        for (seat, mut llm) in others {
+            warm::decoder(&mut *llm, options.running_max)?;
+            ready.push(Ready::new((seat, llm), &options, picture_bytes)?);
+        }
         let shared = Arc::new(Shared {
             stats: Mutex::new(Stats::new()),
             gate: Gate::default(),
             clients: Mutex::default(),
             pixel_bytes: AtomicUsize::new(0),
         });
-        let (to_llm, llm_inbox) = mpsc::channel();
+        let plan = all_of(ready.iter().map(|ready| ready.plan));
+        let tokens_max = ready.iter().map(Ready::tokens_max).min().unwrap_or_default();
+        let inboxes: Vec<_> = ready.iter().map(|_| mpsc::channel()).collect();
+        let names = ready.iter().map(|ready| ready.seat.name.clone());
+        let senders = names.zip(inboxes.iter().map(|(to, _)| to.clone())).collect();
+        let replicas = Arc::new(Replicas::new(senders, options.running_max, block_tokens));
         let (to_vision, vision_inbox) = mpsc::channel();
-        let Deployment { text, vision, llm, engines } = deployment;
-        let processors = llm.processors();
-        let llm = llm::LlmThread::new(llm, capacity, llm_inbox, Arc::clone(&shared));
+        let mut service = AnswerThreads {
+            plan,
+            place,
+            tokens_max,
+            next_task: AtomicU64::new(0),
+            threads: Mutex::default(),
+            text,
+            shared: Arc::clone(&shared),
+            options,
+            engines,
+            replicas: Arc::clone(&replicas),
+            to_vision,
+        };
         let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        let mut threads = vec![named("llm").spawn(|| llm.run())?];
+        let threads = service.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (at, (ready, (_, inbox))) in ready.into_iter().zip(inboxes).enumerate() {
+            let watch = Watch::new(at, timeline.as_ref());
+            let llm = llm::LlmThread::new(ready, watch, inbox, &shared, &replicas);
+            threads.push(named("llm").spawn(|| llm.run())?);
+        }
         if let Some(mut vision) = vision {
             vision.share(&processors);
             let vision = vision::VisionThread::new(
                 vision,
                 options.picture_cache_bytes,
-                (vision_inbox, to_llm.clone()),
-                Arc::clone(&shared),
+                (vision_inbox, replicas),
+                (shared, timeline),
             );
             threads.push(named("vision").spawn(|| vision.run())?);
         }
-        Ok(Self(Arc::new(AnswerThreads {
-            plan,
-            place,
-            tokens_max: kv.blocks_total * kv.block_tokens,
-            next_task: AtomicU64::new(0),
-            threads: Mutex::new(threads),
-            text,
-            shared,
-            options,
-            engines,
-            to_llm,
-            to_vision,
-        })))
+        Ok(Self(Arc::new(service)))
     }
 
     /// What requests are prepared with.
@@ -441,7 +528,7 @@ impl Service {
     /// Bytes of the machine's memory that keys, values and pictures may take besides what they have.
     pub fn may_take_bytes(&self) -> u64 {
         let (kv, kept) = {
-            let stats = self.0.shared.stats();
+            let stats = self.stats();
             (stats.kv, stats.picture_cache_bytes)
         };
         let pictures = kept + self.0.shared.pixel_bytes.load(Ordering::Acquire);
@@ -452,12 +539,19 @@ impl Service {
 
     /// What was done so far, and what is being done.
     pub fn stats(&self) -> Stats {
-        self.0.shared.stats().clone()
+        let mut stats = self.0.shared.stats().clone();
+        self.0.replicas.sum(&mut stats);
+        stats
+    }
+
+    /// How each replica stands.
+    pub fn replicas(&self) -> Vec<ReplicaState> {
+        self.0.replicas.states()
     }
 
     /// Answers that may be under way at once.
     pub fn running_max(&self) -> usize {
-        self.0.options.running_max
+        self.0.running_max()
     }
 
     /// Takes a request.  Never waits.
@@ -500,6 +594,7 @@ impl Service {
             deadline,
             scored,
             answers: choice_params.len(),
+            owed: None,
             _permit: permit,
         };
         let first = self.0.next_task.fetch_add(ANSWERS_MAX as u64, Ordering::Relaxed);
@@ -507,7 +602,7 @@ impl Service {
         shared.stats().requests += 1;
         // A thread that is gone drops the request, and its reader hears that nothing more comes.
         if views.is_empty() {
-            let _ = self.0.to_llm.send(ToLlm::Job(job));
+            self.0.replicas.send(job);
         } else {
             shared.pixel_bytes.fetch_add(pixel_bytes, Ordering::AcqRel);
             let _ = self.0.to_vision.send(ToVision::Look(job, views));
@@ -523,7 +618,8 @@ impl Service {
         options: &Options,
     ) -> Result<Permit, Refused> {
         let shared = &self.0.shared;
-        let permits = options.queue_max + options.running_max;
+        let running_max = self.0.running_max();
+        let permits = options.queue_max + running_max;
         let live = shared.gate.enter();
         let of_client = {
             let mut clients = shared.clients();
@@ -540,7 +636,7 @@ impl Service {
         }
         let mut stats = shared.stats();
         stats.refused += 1;
-        Err(Refused::Busy { live, retry_after: retry_after(&stats, live, options.running_max) })
+        Err(Refused::Busy { live, retry_after: retry_after(&stats, live, running_max) })
     }
 }
 
@@ -602,7 +698,7 @@ impl Drop for AnswerThreads {
     fn drop(&mut self) {
         // Threads that are gone need no word.
         let _ = self.to_vision.send(ToVision::Stop);
-        let _ = self.to_llm.send(ToLlm::Stop);
+        (0..self.replicas.count()).for_each(|at| _ = self.replicas.tell(at, ToLlm::Stop));
         let threads = self.threads.get_mut().unwrap_or_else(PoisonError::into_inner);
         for thread in threads.drain(..) {
             let _ = thread.join();

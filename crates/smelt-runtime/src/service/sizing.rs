@@ -85,7 +85,7 @@ impl KvSizes {
 }
 
 /// What fits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvPlan {
     /// Bytes for keys and values.
     pub bytes: u64,

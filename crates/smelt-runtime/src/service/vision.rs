@@ -4,15 +4,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use super::event_stream::{Event, Failure};
 use super::image_cache::ImageCache;
-use super::{Job, Over, Shared, ToLlm, ToVision};
+use super::replicas::Replicas;
+use super::{Job, Over, Shared, ToVision};
 use crate::identity::Identity;
 use crate::image::View;
 use crate::schedule::TaskId;
+use crate::timeline::{Lane, Timeline};
 use crate::vision::{Embedded, Vision};
 
 /// A request whose pictures are not all seen yet.
@@ -35,8 +37,9 @@ pub(super) struct VisionThread {
     vision: Vision,
     image_cache: ImageCache,
     inbox: Receiver<ToVision>,
-    to_llm: Sender<ToLlm>,
+    replicas: Arc<Replicas>,
     shared: Arc<Shared>,
+    timeline: Option<Arc<Timeline>>,
     looking: Vec<Looking>,
 }
 
@@ -44,11 +47,11 @@ impl VisionThread {
     pub(super) fn new(
         vision: Vision,
         cache_bytes: usize,
-        (inbox, to_llm): (Receiver<ToVision>, Sender<ToLlm>),
-        shared: Arc<Shared>,
+        (inbox, replicas): (Receiver<ToVision>, Arc<Replicas>),
+        (shared, timeline): (Arc<Shared>, Option<Arc<Timeline>>),
     ) -> Self {
         let (image_cache, looking) = (ImageCache::new(cache_bytes), Vec::new());
-        Self { vision, image_cache, inbox, to_llm, shared, looking }
+        Self { vision, image_cache, inbox, replicas, shared, timeline, looking }
     }
 
     /// Looks at pictures until it is told to stop.
@@ -122,7 +125,11 @@ impl VisionThread {
         let Some(part) = self.image_cache.part(identity) else { return };
         let start = Instant::now();
         let features = self.vision.encode(part);
-        self.shared.stats().part_seconds.observe_time(start.elapsed());
+        let took = start.elapsed();
+        self.shared.stats().part_seconds.observe_time(took);
+        if let Some(timeline) = &self.timeline {
+            timeline.add((Lane::Vision, "vision"), start, took, None);
+        }
         match features {
             Ok(features) => {
                 if let Some((whole, tasks)) = self.image_cache.saw(identity, features) {
@@ -179,8 +186,7 @@ impl VisionThread {
                 let embedded = embedded.expect("all of them are seen");
                 looking.job.asked.images.push(embedded, tokens);
             }
-            // Without the other thread the request is dropped, and its reader hears of it.
-            let _ = self.to_llm.send(ToLlm::Job(looking.job));
+            self.replicas.send(looking.job);
         }
     }
 

@@ -33,9 +33,17 @@ pub(super) fn up(
             told(f64::from(done) / all);
         }
     }
-    let warmed = llm(&mut *deployment.llm, running_max);
+    decoder(&mut *deployment.llm, running_max)
+}
+
+/// Has a decoder read a prompt and decode batches of every size up to `running_max`.
+///
+/// # Errors
+/// [`GenerateError`] when it fails.
+pub(super) fn decoder(decoder: &mut dyn Decoder, running_max: usize) -> Result<(), GenerateError> {
+    let warmed = llm(decoder, running_max);
     for slot in 0..running_max {
-        deployment.llm.release(slot);
+        decoder.release(slot);
     }
     match warmed {
         // Little memory for keys and values is no fault: less is warm, then.

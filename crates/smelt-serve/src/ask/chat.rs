@@ -238,9 +238,11 @@ impl Chat {
         let answer_max = self.new_tokens_max()?;
         let said = self.said(limits)?;
         let files = resolved_message::files(&said, brought.fetched)?;
+        let is_shown = !files.is_empty();
         // Held until the pictures are cut.
         let _room = asker.room(resolved_message::pixels(&files))?;
-        let shown = resolved_message::decode(files, (text, limits), &brought.films, asker)?;
+        let decode = || resolved_message::decode(files, (text, limits), &brought.films, asker);
+        let shown = if is_shown { text.timed("pixels", decode) } else { decode() }?;
         let mut turns = Vec::new();
         for (at, said) in said.iter().enumerate() {
             let parts = said.pieces.iter().map(|piece| match piece {

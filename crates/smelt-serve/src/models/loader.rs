@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use smelt_watch::Machine;
 
+use super::devices::{Devices, News};
 use super::room::{self, Resident};
 use super::{LoaderCommand, Models, Progress, Running};
 
@@ -129,6 +130,8 @@ pub(crate) struct Loader<E> {
     /// Why a newer deployment of each could not be found at last.
     unfound: Vec<Option<String>>,
     growth: Growth,
+    /// How devices stood when they were looked at last.
+    devices: Devices,
 }
 
 impl<E: Display> Loader<E> {
@@ -143,7 +146,20 @@ impl<E: Display> Loader<E> {
         let nothing = vec![None; sources.len()];
         let (held, refused) = (nothing.clone(), nothing);
         let (retired, unfound) = (Vec::new(), vec![None; sources.len()]);
-        Self { sources, held, refused, models, orders, addr, watch, retired, unfound, growth }
+        let devices = Devices::default();
+        Self {
+            sources,
+            held,
+            refused,
+            models,
+            orders,
+            addr,
+            watch,
+            retired,
+            unfound,
+            growth,
+            devices,
+        }
     }
 
     /// Loads the first model, then whatever is asked for, until nobody can ask any more.
@@ -159,6 +175,7 @@ impl<E: Display> Loader<E> {
         loop {
             let may_take = self.may_take_bytes();
             (self.growth)(Some(may_take));
+            self.tell_of_devices();
             match self.orders.recv_timeout(TICK) {
                 Ok(LoaderCommand::Load(at)) => self.wake(at),
                 Ok(LoaderCommand::Refresh) => {
@@ -181,6 +198,17 @@ impl<E: Display> Loader<E> {
             if self.watch.is_some_and(|every| looked.elapsed() >= every) {
                 _ = self.refresh();
                 looked = Instant::now();
+            }
+        }
+    }
+
+    /// Says what became of devices since they were looked at last.
+    fn tell_of_devices(&mut self) {
+        for news in self.devices.look(&self.models.devices()) {
+            match news {
+                News::Good(line) => tracing::info!("{line}"),
+                News::Bad(line) => tracing::warn!("{line}"),
+                News::Worst(line) => tracing::error!("{line}"),
             }
         }
     }

@@ -3,6 +3,7 @@
 //! A model is there, or is loaded when somebody asks for it; whoever wants one asks each time, since it may
 //! be another one the next time.  Knows nothing of requests.
 
+mod devices;
 mod loader;
 mod room;
 mod running;
@@ -16,7 +17,7 @@ use axum::http::StatusCode;
 use smelt_runtime::embed::EmbedService;
 use smelt_runtime::grammar::{Grammar, GrammarMatcher};
 use smelt_runtime::score::CrossEncoder;
-use smelt_runtime::service::Service;
+use smelt_runtime::service::{ReplicaState, Service};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -318,6 +319,20 @@ impl Models {
             State::Ready(model) => std::mem::replace(&mut model.check, check) != check,
             State::Away | State::Loading(_) | State::Failed(_) => false,
         }
+    }
+
+    /// The devices that models answer on, where those have names, and how each stands.
+    pub(crate) fn devices(&self) -> Vec<(String, ReplicaState)> {
+        let inner = self.inner();
+        let ready = inner.entries.iter().filter_map(|entry| match &entry.state {
+            State::Ready(model) => Some(model),
+            State::Away | State::Loading(_) | State::Failed(_) => None,
+        });
+        let of = |model: &Model| {
+            let states = model.running.replicas().into_iter();
+            states.map(|state| (model.name.clone(), state)).collect::<Vec<_>>()
+        };
+        ready.flat_map(of).filter(|(_, state)| !state.name.is_empty()).collect()
     }
 
     /// A newer deployment is not fit.

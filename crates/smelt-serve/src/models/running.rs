@@ -3,7 +3,7 @@
 use smelt_runtime::embed::EmbedService;
 use smelt_runtime::handle::Gate;
 use smelt_runtime::score::CrossEncoder;
-use smelt_runtime::service::Service;
+use smelt_runtime::service::{ReplicaState, Service};
 use smelt_runtime::tokenizer::Tokenizer;
 
 /// The threads of a model that is loaded.
@@ -59,6 +59,14 @@ impl Running {
         match self {
             Self::Speaks(service) => service.is_on_device(),
             Self::Embeds(_) | Self::Scores(_) => false,
+        }
+    }
+
+    /// How each of its replicas stands; none of encoders, which are one.
+    pub(crate) fn replicas(&self) -> Vec<ReplicaState> {
+        match self {
+            Self::Speaks(service) => service.replicas(),
+            Self::Embeds(_) | Self::Scores(_) => Vec::new(),
         }
     }
 

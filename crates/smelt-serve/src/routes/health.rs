@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use axum::http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, VARY};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
+use smelt_runtime::service::ReplicaState;
 
 use super::Shared;
 use super::call::Call;
@@ -18,7 +19,7 @@ use crate::models::{Health, LoadingStep, Model, Models};
 /// 200 when there is an answer to be had, else 503 and why there is none.
 pub(super) async fn health(State(shared): State<Arc<Shared>>) -> Response {
     let (status, body) = match shared.models.health() {
-        Health::Ready => (StatusCode::OK, json!({ "status": "ok" })),
+        Health::Ready => (StatusCode::OK, with_devices("ok", &shared.models)),
         Health::Loading(LoadingStep { words, done, left_s }) => {
             let body = json!({
                 "status": "loading", "progress": words, "done": done, "left_s": left_s,
@@ -26,13 +27,29 @@ pub(super) async fn health(State(shared): State<Arc<Shared>>) -> Response {
             (StatusCode::SERVICE_UNAVAILABLE, body)
         }
         Health::Draining => (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "draining" })),
-        Health::Failed => (StatusCode::SERVICE_UNAVAILABLE, json!({ "status": "failed" })),
+        Health::Failed => (StatusCode::SERVICE_UNAVAILABLE, with_devices("failed", &shared.models)),
     };
     let mut response = (status, axum::Json(body)).into_response();
     if status != StatusCode::OK {
         response.headers_mut().insert(RETRY_AFTER, 1.into());
     }
     response
+}
+
+/// How the server is, and how its devices are where models have several, or one was lost.
+fn with_devices(status: &str, models: &Models) -> Value {
+    let devices = models.devices();
+    if devices.len() <= 1 && devices.iter().all(|(_, state)| state.losses == 0) {
+        return json!({ "status": status });
+    }
+    let told = devices.into_iter().map(|(model, state)| {
+        let ReplicaState { name, status: own, losses, why, owes } = state;
+        json!({
+            "model": model, "device": name, "status": own.word(), "owes": owes,
+            "losses": losses, "why": why,
+        })
+    });
+    json!({ "status": status, "devices": told.collect::<Vec<_>>() })
 }
 
 /// 200 as long as restarting would help nobody: while it loads or ends it lives; without its engine's thread it does

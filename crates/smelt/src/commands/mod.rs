@@ -47,4 +47,5 @@ pub(crate) mod watch;
 
 mod consent;
 mod open;
+mod seats;
 mod target;

@@ -1,6 +1,8 @@
 //! `smelt serve`: answers OpenAI-style requests over HTTP.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +16,7 @@ use smelt_runtime::embed::{self, EmbedService};
 use smelt_runtime::image::ImageOptions;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
+use smelt_runtime::timeline::{Lane, Timeline};
 use smelt_serve::{
     DECODING_BYTES, DeploymentInfo, Ended, Growth, Keys, LoadingStep, Options, Progress, Purpose,
     Reach, Running, ServeError, Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
@@ -21,6 +24,7 @@ use smelt_serve::{
 
 use super::consent::Consent;
 use super::open::{self, Does, Heading};
+use super::seats;
 use super::target;
 use crate::cards;
 use crate::console::{answer, begin_log, tell, warn};
@@ -42,7 +46,7 @@ const CONTEXTS_PER_ANSWER: usize = 2;
 
 pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     let (mut options, warnings) = options(flags)?;
-    cards::want(flags.device);
+    cards::want(flags.device.first());
     check_targets(flags)?;
     let targets = flags.targets.iter().map(|target| {
         let (all, consent) = (target::Extent::All, Consent::of(flags.yes));
@@ -54,7 +58,9 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     begin_log(flags.log_json);
     warnings.into_iter().for_each(warn);
     let holds = Arc::new(Leases::new(targets.len()));
-    let loads = loads(flags, targets, &holds);
+    let trace = flags.trace.as_deref().map(TraceFile::create).transpose()?;
+    let timeline = trace.as_ref().map(|trace| &trace.timeline);
+    let loads = loads(flags, targets, &holds, timeline);
     // What cannot be found is told before anything is listened to.
     let found: Vec<DeploymentInfo> = loads.iter().map(Load::find).collect::<Result<_, _>>()?;
     check_names(&found)?;
@@ -68,7 +74,9 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     }
     let sources = loads.into_iter().zip(found);
     let sources = sources.map(|(load, found)| load.source(found)).collect();
-    listen(flags, options, sources, memory, &holds)
+    let ended = listen(flags, options, sources, memory, &holds);
+    trace.map_or(Ok(()), TraceFile::write)?;
+    ended
 }
 
 /// Serves `sources` until the server is to end.
@@ -118,7 +126,12 @@ fn check_targets(flags: &ServeFlags) -> Result<(), Failed> {
 }
 
 /// How each of the targets is found and loaded.
-fn loads(flags: &ServeFlags, targets: Vec<PathBuf>, holds: &Arc<Leases>) -> Vec<Load> {
+fn loads(
+    flags: &ServeFlags,
+    targets: Vec<PathBuf>,
+    holds: &Arc<Leases>,
+    timeline: Option<&Arc<Timeline>>,
+) -> Vec<Load> {
     let names = flags.model_name.iter().cloned().map(Some).chain(std::iter::repeat(None));
     let load = |(at, (target, name))| Load {
         at,
@@ -127,6 +140,8 @@ fn loads(flags: &ServeFlags, targets: Vec<PathBuf>, holds: &Arc<Leases>) -> Vec<
         sets: flags.sets.clone(),
         name,
         kv: kv(&flags.memory),
+        others: flags.device.others().to_vec(),
+        timeline: timeline.map(Arc::clone),
         limits: limits(flags),
         batch: flags.limits.batch,
         image_options: flags.image_options.wanted(),
@@ -175,6 +190,30 @@ fn growth(addr: &str, flags: &ServeFlags, cap: Option<u64>) -> Growth {
     })
 }
 
+/// A file that is written when the server ends.
+struct TraceFile {
+    path: PathBuf,
+    file: File,
+    timeline: Arc<Timeline>,
+}
+
+impl TraceFile {
+    /// Makes the file, so that what is wrong with it is told at once.
+    fn create(path: &Path) -> Result<Self, Failed> {
+        let file = File::create(path);
+        let file = file.map_err(|error| Failed::usage(format!("--trace: {error}")))?;
+        Ok(Self { path: path.to_owned(), file, timeline: Arc::default() })
+    }
+
+    fn write(self) -> Result<(), Failed> {
+        let written = self.timeline.write(&mut BufWriter::new(&self.file));
+        written.map_err(|error| {
+            let path = self.path.display();
+            Failed::new(Exit::StageFailed, format!("--trace: cannot write {path}: {error}"))
+        })
+    }
+}
+
 /// How a model is found and loaded.
 #[derive(Clone)]
 struct Load {
@@ -185,6 +224,10 @@ struct Load {
     sets: Vec<String>,
     name: Option<String>,
     kv: KvOptions,
+    /// Cards that answer beside the first.
+    others: Vec<u32>,
+    /// Where it is kept what is done when.
+    timeline: Option<Arc<Timeline>>,
     limits: service::Options,
     /// Answers at once, where the command line says so.
     batch: Option<u16>,
@@ -208,6 +251,13 @@ impl Load {
                 self.holds.loaded(self.at, &found.dir)?;
                 Ok(running)
             }),
+        }
+    }
+
+    /// Keeps how long a part of the load took.
+    fn did(&self, name: &'static str, begun: Instant) {
+        if let Some(timeline) = &self.timeline {
+            timeline.add((Lane::Load, name), begun, begun.elapsed(), None);
         }
     }
 
@@ -258,7 +308,13 @@ impl Load {
         let kv = KvOptions { max_slots: Some(MAX_SLOTS_MAX), ..self.kv };
         let contexts_max = Some(batch * CONTEXTS_PER_ANSWER);
         let limits = service::Options { running_max: batch, contexts_max, ..self.limits };
+        let begun = Instant::now();
         let deployment = open::deployment(dir, kv, loading)?;
+        self.did("load", begun);
+        let deployment = match &self.timeline {
+            Some(timeline) => deployment.with_timeline(timeline),
+            None => deployment,
+        };
         let deployment = deployment.with_image_options(&self.image_options);
         let mut deployment = deployment.map_err(|why| Failed::usage(format!("--tiles: {why}")))?;
         if let Some(file) = &self.template {
@@ -275,7 +331,12 @@ impl Load {
             None => deployment.llm.facts().built_for.max_seq_len,
         };
         let told = &mut |done| loading.runs(done, WARMING_UP);
-        let service = Service::start_heard(deployment, limits, told).map_err(failed)?;
+        let seat = seats::own(dir, kv)?;
+        let others = seats::others(dir, kv, &self.others)?;
+        let begun = Instant::now();
+        let service = Service::start_replicas(deployment, seat, others, limits, told);
+        let service = service.map_err(failed)?;
+        self.did("warming up", begun);
         let max_seq_len = service.text().max_seq_len;
         tell(fits(&service.plan()));
         let doubts = [cut(&service.plan(), max_seq_len), stretched(max_seq_len, built_for)];

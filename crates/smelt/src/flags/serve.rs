@@ -13,7 +13,7 @@ use smelt_runtime::service::KvMemory;
 use smelt_serve::HeaderValue;
 
 use super::{ImageFlags, kv_type, size};
-use crate::cards::DeviceChoice;
+use crate::cards::DeviceChoices;
 
 /// More answers at once than this is a mistake: each has keys and values of its own.
 const BATCH_MAX: usize = 256;
@@ -45,9 +45,10 @@ pub(crate) struct ServeFlags {
     /// A chat template (Jinja) in the place of the deployments' own
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
-    /// What runs it: the GPU where card and engine agree (auto), the processors, or a card by its number, as in cuda:1
-    #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
-    pub(crate) device: DeviceChoice,
+    /// What runs it: the GPU where card and engine agree (auto), the processors, a card by its number, as in cuda:1, or
+    /// several, each with the whole model, as in cuda:0,cuda:1
+    #[arg(long, value_name = "auto|cpu|cuda[:N][,cuda:N…]", default_value_t)]
+    pub(crate) device: DeviceChoices,
     #[command(flatten)]
     pub(crate) doors: DoorFlags,
     #[command(flatten)]
@@ -63,6 +64,9 @@ pub(crate) struct ServeFlags {
     /// (default: what OTEL_EXPORTER_OTLP_ENDPOINT says, else none)
     #[arg(long, value_name = "URL")]
     pub(crate) otlp_endpoint: Option<String>,
+    /// Write what engines did and when into a file when the server ends: a trace that chrome://tracing and Perfetto open
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Option<PathBuf>,
     /// Warn of requests that take longer
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(crate) slow: Duration,

@@ -6,9 +6,12 @@
 use std::fs;
 use std::path::Path;
 
+use smelt_cuda::CudaTarget;
+use smelt_cuda::kernels::page::HeadShape;
 use smelt_model::checkpoint::{Checkpoint, INDEX_FILE, WEIGHTS_FILE};
 use smelt_model::model::Model;
 use smelt_model::quantize::check_unpacked;
+use smelt_plan::kind::llm_engine_build::LlmEngineBuild;
 use smelt_plan::plan::{HubPin, Stage};
 use smelt_plan::{Kind, StageId, kind};
 use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
@@ -25,7 +28,10 @@ use crate::sees::{image_processor_of, tower_of};
 pub(super) fn of_decoder(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
     match opened(checkpoints, stage) {
         Some(Err(why)) => Some(why),
-        _ => too_long(stage, &checkpoints.model(stage).ok()??),
+        _ => {
+            let model = checkpoints.model(stage).ok()??;
+            too_long(stage, &model).or_else(|| too_wide(stage, &model))
+        }
     }
 }
 
@@ -74,6 +80,13 @@ fn too_long(stage: &Stage, model: &Model) -> Option<String> {
     let (asked, positions) = (count(stage, NAME)?, model.llm.as_ref()?.max_positions);
     (asked > positions)
         .then(|| format!("\"{NAME}\" is {asked}, more than the model's {positions} positions"))
+}
+
+/// Heads that no kernel of the engine's target takes.
+fn too_wide(stage: &Stage, model: &Model) -> Option<String> {
+    let target = kind::typed::<LlmEngineBuild>(&stage.params).ok()?.target;
+    CudaTarget::parse(target.word())?;
+    HeadShape::check(model.llm.as_ref()?.head_dim).err()
 }
 
 /// A tower that gives what the decoder does not take, or takes other pictures than the checkpoint cuts.

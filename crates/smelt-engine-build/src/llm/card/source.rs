@@ -140,6 +140,20 @@ impl Source {
         Ok(out)
     }
 
+    /// Reads some of its rows as numbers, its columns as they are packed.
+    pub(super) fn read_numbers(
+        &self,
+        checkpoint: &Checkpoint,
+        rows: Range<usize>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let mut out = Vec::new();
+        checkpoint.read_rows_f32(&self.name, rows, &mut out)?;
+        let Some(order) = &self.order else { return Ok(out) };
+        let order = words(order);
+        let sorted = |row: &[f32]| order.iter().map(|at| row[*at as usize]).collect::<Vec<_>>();
+        Ok(out.chunks(self.columns.max(1)).flat_map(sorted).collect())
+    }
+
     /// Scales of rows, of whatever floats they are.
     fn row_scales(
         &self,
@@ -190,8 +204,7 @@ impl Rows {
 /// The order of the columns of the weight `name`: which input each takes.
 pub(super) fn order(checkpoint: &Checkpoint, name: &str) -> Result<Vec<u32>, CheckpointError> {
     let source = Source::of(checkpoint, name)?;
-    let bytes = source.order.unwrap_or_default();
-    Ok(bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    Ok(words(&source.order.unwrap_or_default()))
 }
 
 /// How a weight is kept that consists of `parts`.
@@ -243,6 +256,10 @@ fn read(
     let mut out = vec![0; bytes];
     checkpoint.read_bytes(name, at as u64, &mut out)?;
     Ok(out)
+}
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
 }
 
 fn halves(bytes: &[u8]) -> Vec<u16> {

@@ -59,7 +59,7 @@ pub(super) fn phases(parties: &Parties, request: &Request) -> Phases {
         image_tokens: image_tokens as f64,
         shown_tokens: shown_tokens as f64,
         has_own: weights.is_some(),
-        is_packed: llm.is_packed(),
+        is_packed: llm.has_integers(),
         prompts: prompts.map_or(0, |prompts| prompts.len()) as f64,
     });
     let is_left_out = |part| if part < COMPARISONS { is_compared } else { weights_only };

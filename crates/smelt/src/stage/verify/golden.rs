@@ -43,7 +43,7 @@ pub(super) fn ask(
     let questions =
         question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(Failed::usage)?;
     let spec = deployment::spec(request, &against, words.dir(), "verified")?;
-    let deployment = Deployment::of_engines(words.dir(), spec, vision, Box::new(llm));
+    let deployment = Deployment::of_engines(words.dir(), spec, vision, llm.into_decoder()?);
     let mut deployment = deployment.map_err(Failed::invalid)?;
     let mut complaints = Vec::new();
     for (index, question) in questions.iter().enumerate() {

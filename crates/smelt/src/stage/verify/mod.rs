@@ -12,12 +12,18 @@
 //! Every weight is compared, always.  What the reference computes is sampled, since it took three quarters of a
 //! build: some tokens of the picture, the smallest of several grids.  `full = true` computes all.
 //!
+//! A decoder for GPUs has its weights compared on any machine; what it computes is asked of a card that agrees, and where
+//! there is none one line says so.
+//!
 //! The two halves may be stages of their own: one with `weights-only`, behind which a deployment may be asked already,
 //! and one that names it as `compared` and does the rest.  Either records which engines it is of ([`crate::proof`]).
 
 mod bounds;
 mod costs;
+mod decoder;
 mod golden;
+#[cfg(test)]
+mod on_a_twin;
 mod probe;
 mod weights;
 
@@ -26,8 +32,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use smelt_backend::{HostFeatures, VisionEngine};
-use smelt_engine::llm::{Arithmetic, KvOptions, KvType, LlmEngine};
-use smelt_engine_build::llm::unlike;
+use smelt_engine::llm::Arithmetic;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
 use smelt_model::reference::compare::compare;
@@ -41,7 +46,8 @@ use crate::exit::{Exit, Failed};
 use crate::load;
 use crate::phases::Phases;
 use crate::proof::{self, Half, NamedEngines, Part};
-use bounds::{Bound, Finding, Kept, ROUNDED_DECODER, SAME_WEIGHTS};
+use bounds::{Bound, Finding, Kept, ROUNDED_DECODER};
+use decoder::Verified;
 use golden::Prompted;
 use probe::{Extent, Probe};
 use weights::Weights;
@@ -72,7 +78,7 @@ struct Parties {
     /// One for each grid, from few pixels to many: the last is the model's own.  None of a model that reads
     /// text alone.
     vision: Vec<VisionEngine>,
-    llm: LlmEngine,
+    llm: Verified,
     /// The f32 reference.
     against: Checkpoint,
     /// Its tokenizer and chat template.
@@ -96,8 +102,7 @@ impl Parties {
         if weights.is_some() || self.is_plain() {
             return Ok(weights.as_ref().or(Some(against)));
         }
-        let is_same =
-            against.is_packed() && unlike(&self.llm, against).map_err(Failed::model)?.is_none();
+        let is_same = against.is_packed() && self.llm.unlike(against)?.is_none();
         Ok(is_same.then_some(against))
     }
 }
@@ -179,15 +184,15 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     let vision = request.optional_input("vision").map(|dir| BACKENDS.vision(dir)).transpose();
     let mut vision = vision.map_err(Failed::invalid)?.unwrap_or_default();
     vision.sort_by_key(|engine| engine.takes().numbers());
-    let exact = KvOptions { kind: Some(KvType::F32), ..KvOptions::default() };
-    let llm = LlmEngine::open_with(request.input("llm")?, exact).map_err(Failed::invalid)?;
+    let Verify { full, weights_only, .. } = request.typed()?;
+    let llm = Verified::open(request.input("llm")?, weights_only, &decoder::open_card)?;
     say("checking digests");
     // The engines of one directory share one file.
     let told = &mut |_: u64| {};
     let whole = vision.first().map_or(Ok(()), |engine| engine.verify_digest(told));
-    whole.and_then(|()| llm.verify_digest(told)).map_err(Failed::invalid)?;
+    whole.map_err(Failed::invalid)?;
+    llm.verify_digest(told)?;
     let words = Beside::of(&against, &request.out)?;
-    let Verify { full, .. } = request.typed()?;
     let extent = if full { Extent::Full } else { Extent::Sampled };
     Ok(Parties { vision, llm, against, words, weights, extent })
 }
@@ -203,11 +208,11 @@ fn compare_weights(parties: &Parties, phases: &mut Phases) -> Result<Vec<Weights
         say("the decoder's weights are not compared one by one: \"weights\" does not name them");
         return Ok(compared);
     };
-    if let Some(why) = unlike(llm, own).map_err(Failed::model)? {
+    if let Some(why) = llm.unlike(own)? {
         let path = own.path().display();
         return Err(Failed::invalid(format!("the llm engine was not built from {path}: {why}")));
     }
-    compared.push(weights::llm(llm, own, &|line| say(&phases.line(line)))?);
+    compared.push(llm.compare(own, &|line| say(&phases.line(line)))?);
     Ok(compared)
 }
 
@@ -249,7 +254,7 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
     say(&phases.next("decoder"));
     llm.set_arithmetic(Arithmetic::Floats);
     let (answer, mut logits) =
-        probe.answer(llm, &seen, &[], &mut |line| say(&phases.line(line)))?;
+        probe.answer(llm.decoder()?, &seen, &[], &mut |line| say(&phases.line(line)))?;
     say(&phases.next("decoder's reference"));
     let mut scored = None;
     if let Some(own) = weights.as_ref().or(is_own.then_some(against)) {
@@ -260,14 +265,14 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
         let told = &mut |line: &str| say(&phases.line(line));
         let expected = probe.logits(own, &answer, &given, told)?;
         let same = compare(&expected, &logits, decoder.vocab).map_err(Failed::invalid)?;
-        found(Finding::new("logits against the engine's own weights", SAME_WEIGHTS, &same));
+        found(Finding::new("logits against the engine's own weights", llm.same_weights(), &same));
         scored = (is_own && engine.is_none()).then_some(expected);
     }
     say(&phases.next("decoder in integers"));
-    if llm.is_packed() {
+    if llm.has_integers() {
         llm.set_arithmetic(Arithmetic::Integers);
         let told = &mut |line: &str| say(&phases.line(line));
-        let (_, rounded) = probe.answer(llm, &seen, &answer, told)?;
+        let (_, rounded) = probe.answer(llm.decoder()?, &seen, &answer, told)?;
         let same = compare(&logits, &rounded, decoder.vocab).map_err(Failed::invalid)?;
         found(Finding::new("logits in integers against those in f32", ROUNDED_DECODER, &same));
         // What the engine answers with from now on is what the checkpoint is compared with.
@@ -282,9 +287,9 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
     let whole = compare(&expected, &logits, decoder.vocab).map_err(Failed::invalid)?;
     let bound = match is_own {
         // The weights are the checkpoint's own: nothing but activations is rounded.
-        true => ROUNDED_DECODER,
-        false if is_plain => bounds::plain(kept),
-        false => bounds::quantised(llm.scheme()),
+        true => llm.same_integers(),
+        false if is_plain => llm.plain(kept),
+        false => llm.quantised(),
     };
     found(Finding::new("logits against the checkpoint", bound, &whole));
     record.answer = answer;

@@ -3,8 +3,10 @@
 
 use std::path::Path;
 
-use smelt_backend::{HostFeatures, Takes, VisionEngine};
-use smelt_engine::llm::{ImageEmbeds, LlmEngine, Prompt};
+use smelt_backend::{
+    Decoder, FeatureSpan, Features, HostFeatures, ImageEmbeds, LogitRows, SlotInput, Takes,
+    VisionEngine,
+};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::grid::{Grid, Lattice, Patching};
 use smelt_model::model::{Tile, TowerInput};
@@ -170,6 +172,13 @@ impl Probe {
         (0..shown).flat_map(|at| rows[at * made / shown]).copied().collect()
     }
 
+    /// What the decoder is shown of what was `seen`, and the token that stands for it.
+    fn features(&self, seen: &HostFeatures) -> Option<(u32, Features)> {
+        let ProbeImage { shown, token, .. } = self.picture.as_ref()?;
+        let (embeds, deepstack) = (self.shown(&seen.embeds), seen.deepstack.clone());
+        Some((*token, HostFeatures { embeds, deepstack }.into_features(*shown)))
+    }
+
     fn image_token(&self) -> Option<u32> {
         self.picture.as_ref().map(|picture| picture.token)
     }
@@ -178,17 +187,21 @@ impl Probe {
     /// logits before each token: `[16, vocab]`.
     pub(super) fn answer(
         &self,
-        llm: &mut LlmEngine,
+        llm: &mut dyn Decoder,
         seen: &HostFeatures,
         given: &[u32],
         progress: &mut dyn FnMut(&str),
     ) -> Result<(Vec<u32>, Vec<f32>), Failed> {
-        let embeds = &self.shown(&seen.embeds);
-        let image = self.image_token().map(|token| ImageEmbeds { token, embeds });
+        let features = self.features(seen);
+        let span = features
+            .as_ref()
+            .map(|(_, features)| FeatureSpan { features, tokens: 0..features.tokens });
+        let spans: Vec<FeatureSpan<'_>> = span.into_iter().collect();
+        let image =
+            features.as_ref().map(|(token, _)| ImageEmbeds { token: *token, features: &spans });
         let position_ids = self.position_ids.as_deref();
-        let deepstack = &seen.deepstack;
-        let prompt = Prompt { position_ids, deepstack, ..Prompt::plain(&self.tokens, image) };
-        let mut logits = llm.prefill(0, &prompt).map_err(Failed::invalid)?;
+        let prompt = SlotInput { image, position_ids, ..SlotInput::new(0, &self.tokens) };
+        let mut logits = last_logits(llm, prompt)?;
         let (mut answer, mut all) = (Vec::new(), Vec::new());
         loop {
             let said = || argmax(&logits, self.image_token());
@@ -201,8 +214,7 @@ impl Probe {
                 llm.release(0);
                 return Ok((answer, all));
             }
-            let mut rows = llm.decode(&[(0, token)]).map_err(Failed::invalid)?;
-            logits = rows.swap_remove(0);
+            logits = last_logits(llm, SlotInput::new(0, &[token]))?;
         }
     }
 
@@ -229,6 +241,13 @@ impl Probe {
         let positions = last..last + ANSWER_TOKENS;
         reference::logits_after(checkpoint, &prompt, positions, progress).map_err(Failed::model)
     }
+}
+
+/// The logits behind the last token of a run.
+fn last_logits(llm: &mut dyn Decoder, run: SlotInput<'_>) -> Result<Vec<f32>, Failed> {
+    let answers = llm.step(&[run.showing(LogitRows::Last)]).map_err(Failed::invalid)?;
+    let missing = || Failed::invalid("the llm engine gave no answer");
+    Ok(answers.into_iter().next().ok_or_else(missing)?.logits)
 }
 
 /// A colour wash with a bright disc, from whole numbers only, in the range the preprocessing gives.

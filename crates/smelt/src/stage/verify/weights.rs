@@ -8,7 +8,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use smelt_backend::VisionEngine;
+use smelt_cuda::decoder::PackedWeights;
 use smelt_engine::llm::LlmEngine;
+use smelt_engine_build::llm::OtherNumbers;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::model::ModelPart;
@@ -229,6 +231,21 @@ pub(super) fn llm(
         })?;
     }
     Ok(weights)
+}
+
+/// What a comparison of an engine for GPUs with its checkpoint found: how many tensors, and which are others.
+pub(super) fn of_card(
+    engine: &PackedWeights,
+    (tensors, others): (usize, Vec<OtherNumbers>),
+) -> Weights {
+    let fault = |other: OtherNumbers| {
+        let OtherNumbers { tensor, rows, rows_wrong, first_row, first_column, expected, found } =
+            other;
+        Fault { tensor, rows, rows_wrong, first_row, first_column, expected, found }
+    };
+    let rounded = engine.tensors().any(|tensor| tensor.form == "half");
+    let faults = others.into_iter().map(fault).collect();
+    Weights { tensors, rounded, faults, ..Weights::new("the llm engine") }
 }
 
 /// Compares the constants of the vision graph with the checkpoint, as far as they keep their names;
