@@ -10,6 +10,7 @@ mod card;
 pub mod cubin;
 pub mod decoder;
 pub mod driver;
+pub mod graph;
 pub mod kernels;
 mod launch;
 pub mod nvrtc;

@@ -11,7 +11,7 @@ use smelt_backend::KvType;
 use smelt_cuda::CudaTarget;
 use smelt_cuda::kernels::form::WeightForm;
 use smelt_cuda::kernels::page::HeadShape;
-use smelt_cuda::kernels::source::{KernelSet, source};
+use smelt_cuda::kernels::source::{KernelSet, graph_source, source};
 use smelt_cuda::nvrtc::{self, Source};
 
 const TABLE: &str = include_str!("data/kernels.txt");
@@ -26,8 +26,23 @@ const HEADS: [HeadShape; 6] = [
     HeadShape { dim: 16, kind: KvType::Int8 },
 ];
 
-/// Kernels with an array on the stack: the rest of a large angle by pi is taken digit by digit, once a position.
-const ON_STACK: [&str; 1] = ["rotations"];
+/// Heads of the towers of shipped families, the largest that a graph may have, and the smallest of all.
+const GRAPH_HEADS: [usize; 5] = [64, 72, 80, 128, 16];
+
+/// The kernels that graphs have beside products.
+const OF_GRAPHS: [&str; 7] = [
+    "pack_halves",
+    "norm_numbers",
+    "arrange_heads",
+    "attend_all",
+    "attend_masked",
+    "map_numbers",
+    "gather_numbers",
+];
+
+/// Kernels with an array on the stack: the rest of a large angle by pi is taken digit by digit, once a position or where a
+/// graph takes sines.
+const ON_STACK: [&str; 2] = ["rotations", "map_numbers"];
 
 /// Where compiled kernels are kept by content between runs.
 fn kept() -> Option<PathBuf> {
@@ -54,24 +69,31 @@ fn sets() -> Vec<(String, KernelSet)> {
 fn table(target: CudaTarget) -> String {
     let mut lines = String::new();
     for (name, set) in sets() {
-        let source = Source { name: format!("{name}.cu"), text: source(&set), defines: Vec::new() };
-        let compiled = nvrtc::compile(&source, target, kept().as_deref());
-        let compiled = compiled.unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(compiled.cubin.sm, target.sm());
-        let is_of_form = |kernel: &str| {
-            set.forms.iter().any(|form| kernel.starts_with(&format!("{}_", form.name)))
+        // Sets of forms have the kernels of heads too, which have lines of their own.
+        let is_own = |kernel: &str| {
+            let is_of = |form: &WeightForm| kernel.starts_with(&format!("{}_", form.name));
+            set.forms.is_empty() || set.forms.iter().any(is_of)
         };
-        for (kernel, facts) in &compiled.cubin.kernels {
-            // Sets of forms have the kernels of heads too, which have lines of their own.
-            if !set.forms.is_empty() && !is_of_form(kernel) {
-                continue;
-            }
-            let (registers, stack) = (facts.registers, facts.stack_bytes);
-            let shared = facts.shared_bytes;
-            let word = target.word();
-            writeln!(lines, "{word} | {name} | {kernel} | {registers} | {stack} | {shared}")
-                .unwrap();
-        }
+        lines += &rows(target, &name, source(&set), &is_own);
+    }
+    for head in GRAPH_HEADS {
+        let name = format!("graphs with heads of {head}");
+        lines += &rows(target, &name, graph_source(head), &|kernel| OF_GRAPHS.contains(&kernel));
+    }
+    lines
+}
+
+/// The lines of the kernels of a source that are its own.
+fn rows(target: CudaTarget, name: &str, text: String, is_own: &dyn Fn(&str) -> bool) -> String {
+    let source = Source { name: format!("{name}.cu"), text, defines: Vec::new() };
+    let compiled = nvrtc::compile(&source, target, kept().as_deref());
+    let compiled = compiled.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(compiled.cubin.sm, target.sm());
+    let mut lines = String::new();
+    for (kernel, facts) in compiled.cubin.kernels.iter().filter(|(kernel, _)| is_own(kernel)) {
+        let (registers, stack, shared) = (facts.registers, facts.stack_bytes, facts.shared_bytes);
+        let word = target.word();
+        writeln!(lines, "{word} | {name} | {kernel} | {registers} | {stack} | {shared}").unwrap();
     }
     lines
 }

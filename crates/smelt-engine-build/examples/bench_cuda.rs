@@ -1,8 +1,10 @@
-//! Times the decoder for GPUs at true size, on random weights: `cargo xtask bench cuda` carries this to a machine with a card.
+//! Times the decoder for GPUs, and a tower of pictures, at true size, on random weights: `cargo xtask bench cuda` carries this
+//! to a machine with a card.
 //!
 //! `bench_cuda compile DIR` compiles the kernels for a card that is not here; `bench_cuda run DIR` makes engines of random
-//! weights below DIR on a machine with one, times them, and prints a line of JSON for each figure.  `bench_cuda shapes DIR`
-//! times every kernel for each of the model's products, from which the defaults of `smelt_cuda::kernels::product` come.
+//! weights below DIR on a machine with one, times them, and prints a line of JSON for each figure; `tower` is a part of that.
+//! `bench_cuda shapes DIR` times every kernel for each of the model's products, from which the defaults of
+//! `smelt_cuda::kernels::product` come.
 
 use std::error::Error;
 use std::fs;
@@ -13,21 +15,28 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use smelt_backend::sampling::{Draw, Sampler, Settings};
-use smelt_backend::{Decoder, KvOptions, KvType, Limits, SlotInput};
+use smelt_backend::{Decoder, Graph, KvOptions, KvType, Limits, SlotInput, Tensor};
 use smelt_cuda::decoder::{CudaDecoder, DecoderFile, DecoderWriter, KernelImage};
+use smelt_cuda::graph::CudaGraph;
 use smelt_cuda::kernels::form::{ScaleKind, WeightForm, WeightPart};
 use smelt_cuda::kernels::layout::{STRIP_ROWS, padded_columns, padded_rows, part_bytes};
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::product::{self, Activations, DeviceWeight, ProductShape, default_shape};
-use smelt_cuda::kernels::source::{KernelSet, source};
+use smelt_cuda::kernels::source::{KernelSet, graph_source, source};
 use smelt_cuda::nvrtc::{Source, compile};
 use smelt_cuda::owned::{DeviceBuffer, OwnedModule, OwnedStream};
 use smelt_cuda::{CudaTarget, DeviceAddress, Driver, Launch, Priority};
+use smelt_engine_build::graph;
+use smelt_model::checkpoint::Checkpoint;
+use smelt_model::dtype::Dtype;
+use smelt_model::{export, synthetic};
 
 /// The card that figures are of.
 const TARGET: CudaTarget = CudaTarget::Sm90;
 /// Forms of the weights that are timed.
 const FORMS: [&str; 2] = ["i4g128", "half"];
+/// The tower that is timed: what figures call it, whose it is, its heads, and the pixels on a side of a tile.
+const TOWER: (&str, &str, usize, usize) = ("internvit-300m", "internvl3-1b", 64, 448);
 /// Steps whose median is told.
 const STEPS: usize = 64;
 /// Prompts whose median is told.
@@ -46,8 +55,9 @@ fn main() -> Outcome<()> {
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["compile", dir] => compile_all(Path::new(dir)),
         ["run", dir] => run(Path::new(dir)),
+        ["tower", dir] => tower(Path::new(dir), &smelt_cuda::open(0)?),
         ["shapes", dir] => shapes(Path::new(dir)),
-        _ => Err("usage: bench_cuda compile|run|shapes DIR".into()),
+        _ => Err("usage: bench_cuda compile|run|tower|shapes DIR".into()),
     }
 }
 
@@ -85,7 +95,48 @@ fn compile_all(dir: &Path) -> Outcome<()> {
         let text = Source { name: format!("{name}.cu"), text, defines: Vec::new() };
         fs::write(cubin(dir, name), compile(&text, TARGET, None)?.image)?;
     }
+    let (name, _, head, _) = TOWER;
+    let text = graph_source(head);
+    let text = Source { name: "graph.cu".to_owned(), text, defines: Vec::new() };
+    fs::write(cubin(dir, name), compile(&text, TARGET, None)?.image)?;
     Ok(())
+}
+
+/// Times the tower on one tile and on twelve.
+fn tower(dir: &Path, driver: &Arc<dyn Driver>) -> Outcome<()> {
+    let (name, model, _, side) = TOWER;
+    let engine = dir.join("engines").join(name);
+    if !engine.join("engine.json").exists() {
+        let [checkpoint, onnx] = ["checkpoint", "onnx"].map(|part| dir.join("tower").join(part));
+        synthetic::write(model, &checkpoint, &mut |_| {})?;
+        export::vision(&Checkpoint::open(&checkpoint)?, Dtype::F16, &onnx, &mut |_| {})?;
+        let packed = graph::pack_for_card(&onnx, &engine, &mut |_| {})?;
+        packed.finish(TARGET, &fs::read(cubin(dir, name))?)?;
+    }
+    let begin = Instant::now();
+    let tower = CudaGraph::open_all(&engine, driver)?.remove(0).1;
+    tell(name, "open", begin.elapsed().as_secs_f64(), "s");
+    for tiles in [1, 12] {
+        let took = encode(&*tower, tiles, side)?;
+        tell(name, &format!("{tiles} tiles"), took * 1e3, "ms");
+    }
+    Ok(())
+}
+
+/// Seconds in which a tower sees so many tiles: pixels come from the host, and features go there.
+fn encode(tower: &dyn Graph, tiles: usize, side: usize) -> Outcome<f64> {
+    let shape = vec![tiles, 3, side, side];
+    let data = Noise(tiles as u64).bytes(shape.iter().product());
+    let data: Vec<f32> = data.iter().map(|byte| f32::from(*byte) / 64.0 - 2.0).collect();
+    let mut took = Vec::new();
+    for _ in 0..=PROMPTS {
+        let pixels = Tensor::F32 { shape: shape.clone(), data: data.clone() };
+        let begin = Instant::now();
+        tower.run(vec![pixels])?;
+        took.push(begin.elapsed());
+    }
+    // The first makes its plan.
+    Ok(median(took.split_off(1)))
 }
 
 /// Bytes without order, the same every time.
@@ -384,5 +435,5 @@ fn run(dir: &Path) -> Outcome<()> {
             tell(form, &format!("prompt of {count}"), prompt(&mut decoder, count)?, "tok/s");
         }
     }
-    Ok(())
+    tower(dir, &driver)
 }

@@ -19,12 +19,12 @@ const F32_TOLERANCE: f32 = 5e-5;
 /// The same where weights are rounded to f16 and activations stay wide, as they do in the engine.
 const F16_TOLERANCE: f32 = 4e-3;
 
-fn golden(name: &str) -> PathBuf {
+pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/golden").join(name)
 }
 
 /// The tensors `CASE/direction/NAME` of a golden's file, without the front of their names.
-fn tensors(name: &str, front: &str) -> Vec<(String, Tensor)> {
+pub(crate) fn tensors(name: &str, front: &str) -> Vec<(String, Tensor)> {
     let file = Reader::open(&golden(name).join("cases.safetensors")).unwrap();
     let of_case = file.tensors().filter_map(|t| Some((t.name.strip_prefix(front)?.to_owned(), t)));
     let read = |(name, tensor): (String, &smelt_model::safetensors::Tensor)| {

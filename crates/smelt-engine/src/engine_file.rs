@@ -47,9 +47,44 @@ struct Manifest<T> {
     format: u32,
     kind: String,
     target: String,
+    /// Bytes of a device's memory that it takes at least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device_bytes: Option<u64>,
     engine: T,
+    /// Of engines that run on a card.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    kernels: Option<KernelsEntry>,
     weights: WeightsEntry,
     tensors: Vec<TensorEntry>,
+}
+
+/// The kernels that lie beside an engine for a card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KernelsEntry {
+    /// Their file in the engine's directory.
+    pub file: String,
+    /// The digest of it.
+    pub sha256: String,
+    /// The version of what they are given.
+    pub layout: u32,
+    /// Numbers of the heads that they attend with.
+    pub head: usize,
+}
+
+/// Writes kernels durably as `file` of an engine's directory, and says what they are: `[layout, head]` of [`KernelsEntry`].
+///
+/// # Errors
+/// When the system refuses.
+pub fn kernels_entry(
+    dir: &Path,
+    file: &str,
+    image: &[u8],
+    [layout, head]: [usize; 2],
+) -> io::Result<KernelsEntry> {
+    files::write(&dir.join(file), image)?;
+    let sha256 = files::hex(&Sha256::digest(image));
+    Ok(KernelsEntry { file: file.to_owned(), sha256, layout: layout as u32, head })
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -208,7 +243,9 @@ impl EngineWriter {
             format: FORMAT,
             kind: kind.to_owned(),
             target: TARGET.to_owned(),
+            device_bytes: None,
             engine,
+            kernels: None,
             weights: WeightsEntry { bytes: self.at, sha256: files::hex(&self.hash.finalize()) },
             tensors: self.entries,
         };
@@ -226,6 +263,13 @@ impl<T> Unsealed<T> {
     /// What the engine will say about itself.
     pub fn engine_mut(&mut self) -> &mut T {
         &mut self.manifest.engine
+    }
+
+    /// Lets the engine be one for cards of `target`, with these kernels.
+    pub fn for_card(&mut self, target: &str, kernels: KernelsEntry) {
+        target.clone_into(&mut self.manifest.target);
+        self.manifest.device_bytes = Some(self.manifest.weights.bytes);
+        self.manifest.kernels = Some(kernels);
     }
 
     /// Opens the engine before it is sealed, to try it.
@@ -255,7 +299,7 @@ pub(crate) struct Stored {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,
     pub(crate) layout: Layout,
-    start: usize,
+    pub(crate) start: usize,
     len: usize,
 }
 
@@ -264,6 +308,8 @@ pub(crate) struct Stored {
 pub(crate) struct EngineFile<T> {
     dir: PathBuf,
     pub(crate) engine: T,
+    /// Of an engine for cards.
+    pub(crate) kernels: Option<KernelsEntry>,
     sha256: String,
     tensors: BTreeMap<String, Stored>,
     pub(crate) weights: Weights,
@@ -276,19 +322,29 @@ pub(crate) struct Weights(Arc<Mmap>);
 impl<T: DeserializeOwned> EngineFile<T> {
     /// Opens the engine of `kind` in `dir`.  Reads `engine.json` alone.
     pub(crate) fn open(dir: &Path, kind: &'static str) -> Result<Self, OpenError> {
-        Self::new(dir, read_manifest(dir, kind)?)
+        Self::open_for(dir, kind, TARGET)
+    }
+
+    /// As [`Self::open`], of an engine for `target`.
+    pub(crate) fn open_for(
+        dir: &Path,
+        kind: &'static str,
+        target: &str,
+    ) -> Result<Self, OpenError> {
+        Self::new(dir, read_manifest(dir, kind, target)?)
     }
 }
 
 fn read_manifest<T: DeserializeOwned>(
     dir: &Path,
     kind: &'static str,
+    target: &str,
 ) -> Result<Manifest<T>, OpenError> {
     let path = dir.join(ENGINE_FILE);
     let not_ours = |problem: String| OpenError::NotAnEngine { path: path.clone(), problem };
     let (heading, text) = Heading::read_of(dir, FORMAT, kind)?;
-    if heading.target != TARGET {
-        return Err(not_ours(format!("target {:?} is not {TARGET:?}", heading.target)));
+    if heading.target != target {
+        return Err(not_ours(format!("target {:?} is not {target:?}", heading.target)));
     }
     serde_json::from_str(&text).map_err(|error| not_ours(error.to_string()))
 }
@@ -345,8 +401,8 @@ impl<T> EngineFile<T> {
         let weights = map_weights(&dir.join(WEIGHTS_FILE), manifest.weights.bytes)?;
         let tensors = place_tensors(&manifest.tensors, weights.0.len())
             .map_err(|problem| OpenError::Damaged { path: dir.join(ENGINE_FILE), problem })?;
-        let (engine, sha256) = (manifest.engine, manifest.weights.sha256);
-        Ok(Self { dir: dir.to_owned(), engine, sha256, tensors, weights })
+        let Manifest { engine, kernels, weights: WeightsEntry { sha256, .. }, .. } = manifest;
+        Ok(Self { dir: dir.to_owned(), engine, kernels, sha256, tensors, weights })
     }
 
     /// One of several engines that share the weights: those named behind `own` under their plain names,
@@ -360,6 +416,7 @@ impl<T> EngineFile<T> {
         EngineFile {
             dir: self.dir.clone(),
             engine,
+            kernels: self.kernels.clone(),
             sha256: self.sha256.clone(),
             tensors: tensors.filter_map(|(name, at)| Some((plain(name)?, at.clone()))).collect(),
             weights: self.weights.clone(),
@@ -427,7 +484,7 @@ impl<T> EngineFile<T> {
 }
 
 impl Weights {
-    fn bytes(&self, stored: &Stored) -> &[u8] {
+    pub(crate) fn bytes(&self, stored: &Stored) -> &[u8] {
         &self.0[stored.start..stored.start + stored.len]
     }
 

@@ -8,10 +8,12 @@ use std::fs;
 use std::path::Path;
 
 use smelt_backend::{
-    Backends, Decoder, Device, KvOptions, MemoryPlace, MemoryReport, OpenError, Opens, Row,
+    Backends, Decoder, Device, Graphs, KvOptions, MemoryPlace, MemoryReport, OpenError, Opens, Row,
 };
 use smelt_cuda::decoder::{CudaDecoder, DescribedDecoder, KIND};
-use smelt_cuda::{CudaTarget, NoCard, Sm};
+use smelt_cuda::graph::CudaGraph;
+use smelt_cuda::{CudaTarget, Driver, NoCard, Sm};
+use smelt_engine::graph;
 use smelt_plan::Pipeline;
 use smelt_plan::device::{ABSENT, FACTS, Facts};
 use smelt_plan::pipeline::StageSpec;
@@ -25,24 +27,36 @@ pub(crate) const BACKENDS: Backends = Backends::new(&ROWS).on(this);
 /// The same for stages that look at engines, which may be for another device: those for cards run nothing.
 pub(crate) const LOOKING: Backends = Backends::new(&LOOKING_ROWS).on(this).looking();
 
-const ROWS: [Row; 7] = rows(Opens::Decoder(open_on_card));
-const LOOKING_ROWS: [Row; 7] = rows(Opens::Decoder(describe));
+/// Engines of three kinds for each target of cards, and those for processors.
+const COUNT: usize = 3 * CudaTarget::ALL.len() + smelt_engine::ROWS.len();
 
-/// Engines for cards, which `cards` opens, before those for processors: of two that run the first is taken.
-const fn rows(cards: Opens) -> [Row; 7] {
-    let [decoder, graph, grids, onnxruntime] = smelt_engine::ROWS;
-    let [orin, hopper, thor] = [
-        on_card(CudaTarget::Sm87, cards),
-        on_card(CudaTarget::Sm90, cards),
-        on_card(CudaTarget::Sm110, cards),
-    ];
-    [orin, hopper, thor, decoder, graph, grids, onnxruntime]
+const ROWS: [Row; COUNT] = rows(Opens::Decoder(open_on_card), Opens::Graphs(open_graphs_on_card));
+const LOOKING_ROWS: [Row; COUNT] =
+    rows(Opens::Decoder(describe), Opens::Graphs(CudaGraph::describe_all));
+
+/// Engines for cards before those for processors: of two that run the first is taken.
+const fn rows(decoder: Opens, graphs: Opens) -> [Row; COUNT] {
+    let mut rows = [on_card(KIND, CudaTarget::Sm87, decoder); COUNT];
+    let mut at = 0;
+    while at < CudaTarget::ALL.len() {
+        let target = CudaTarget::ALL[at];
+        rows[3 * at] = on_card(KIND, target, decoder);
+        rows[3 * at + 1] = on_card(graph::KIND, target, graphs);
+        rows[3 * at + 2] = on_card(graph::GRIDS_KIND, target, graphs);
+        at += 1;
+    }
+    let mut own = 0;
+    while own < smelt_engine::ROWS.len() {
+        rows[3 * at + own] = smelt_engine::ROWS[own];
+        own += 1;
+    }
+    rows
 }
 
-/// Decoders for cards: which one runs them is in their target.
-const fn on_card(target: CudaTarget, opens: Opens) -> Row {
+/// Engines for cards: which one runs them is in their target.
+const fn on_card(kind: &'static str, target: CudaTarget, opens: Opens) -> Row {
     Row {
-        kind: KIND,
+        kind,
         target: target.word(),
         backend: "native",
         facts: &[],
@@ -66,6 +80,12 @@ pub(crate) fn open_on(
     let missing = |why: NoCard| OpenError::Library(format!("card {ordinal}: {why}"));
     let driver = smelt_cuda::open(ordinal).map_err(missing)?;
     Ok(Box::new(CudaDecoder::open(dir, &driver, kv)?))
+}
+
+fn open_graphs_on_card(dir: &Path) -> Result<Graphs, OpenError> {
+    let missing = |why: NoCard| OpenError::Library(why.to_string());
+    let card = cards::card().map_err(missing)?;
+    CudaGraph::open_all(dir, &smelt_cuda::open(card.ordinal).map_err(missing)?)
 }
 
 /// Whose memory the card uses: the driver is asked once, and no card is opened for it.

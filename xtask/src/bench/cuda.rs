@@ -1,4 +1,4 @@
-//! Measures the decoder for GPUs at true size: makes what a machine with a card runs, and reads what it found.
+//! Measures the decoder for GPUs, and a tower of pictures, at true size: makes what a machine with a card runs, and reads what it found.
 //!
 //! Machines with cards have no compiler, so there are two halves.  Without results this writes a folder with the program and
 //! its kernels; with the lines that the program printed there it writes a dated page, and holds the figures to targets.
@@ -118,7 +118,8 @@ fn missed(figures: &[Figure]) -> Vec<String> {
 
 fn page(card: &str, date: &str, commit: &str, figures: &[Figure]) -> String {
     let head = format!(
-        "# Decoder on a GPU, {date}\n\n{card}; commit {commit}; random weights of Qwen3-1.7B's size, medians.\n\n\
+        "# Decoder and tower on a GPU, {date}\n\n{card}; commit {commit}; random weights of the sizes of Qwen3-1.7B and \
+         InternViT-300M, medians.\n\n\
          | weights | figure | value |\n|---|---|---|\n"
     );
     let row = |figure: &Figure| {

@@ -27,7 +27,7 @@ const EDGES: [(&str, &[&str]); 23] = [
     ("smelt-doctor", &["smelt-watch"]),
     ("smelt-store", &["smelt-plan", "smelt-random"]),
     ("smelt-engine", &["smelt-backend", "smelt-tensor"]),
-    ("smelt-cuda", &["smelt-backend", "smelt-random", "smelt-tensor"]),
+    ("smelt-cuda", &["smelt-backend", "smelt-engine", "smelt-random", "smelt-tensor"]),
     (
         "smelt-engine-build",
         &[

@@ -126,10 +126,10 @@ struct Manifest {
 /// The kernels that the weights are packed for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct KernelsEntry {
-    file: String,
-    sha256: String,
-    layout: u32,
+pub(crate) struct KernelsEntry {
+    pub(crate) file: String,
+    pub(crate) sha256: String,
+    pub(crate) layout: u32,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -420,7 +420,8 @@ fn read_manifest(dir: &Path) -> Result<Manifest, OpenError> {
     })
 }
 
-fn read_kernels(dir: &Path, entry: &KernelsEntry) -> Result<Vec<u8>, OpenError> {
+/// Reads a cubin beside an engine, and compares its digest.
+pub(crate) fn read_kernels(dir: &Path, entry: &KernelsEntry) -> Result<Vec<u8>, OpenError> {
     let damaged = |path: PathBuf, problem| OpenError::Damaged { path, problem };
     let is_plain = Path::new(&entry.file).components().count() == 1 && !entry.file.starts_with('.');
     if !is_plain {

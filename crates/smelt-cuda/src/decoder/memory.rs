@@ -19,7 +19,7 @@ const ALIGN: u64 = 256;
 
 /// Memory that is taken once, buffer after buffer, and given back together.
 #[derive(Debug)]
-pub(super) struct Arena {
+pub(crate) struct Arena {
     driver: Arc<dyn Driver>,
     areas: Vec<Reservation>,
     /// Bytes of the last area that buffers have.
@@ -30,12 +30,12 @@ pub(super) struct Arena {
 
 impl Arena {
     /// An empty one in which buffers of so many bytes are expected, each rounded up to [`Self::aligned`].
-    pub(super) fn new(driver: &Arc<dyn Driver>, expected: u64) -> Self {
+    pub(crate) fn new(driver: &Arc<dyn Driver>, expected: u64) -> Self {
         Self { driver: Arc::clone(driver), areas: Vec::new(), used: 0, expected }
     }
 
     /// Bytes that a buffer takes.
-    pub(super) fn aligned(bytes: u64) -> u64 {
+    pub(crate) fn aligned(bytes: u64) -> u64 {
         bytes.max(1).next_multiple_of(ALIGN)
     }
 
@@ -43,7 +43,7 @@ impl Arena {
     ///
     /// # Errors
     /// [`DriverError`]; the buffers that were taken stay.
-    pub(super) fn take(&mut self, bytes: u64) -> Result<DeviceAddress, DriverError> {
+    pub(crate) fn take(&mut self, bytes: u64) -> Result<DeviceAddress, DriverError> {
         let bytes = Self::aligned(bytes);
         if self.areas.last().is_none_or(|area| area.bytes() - self.used < bytes) {
             let area = self.expected.clamp(bytes, AREA_BYTES_MAX.max(bytes));

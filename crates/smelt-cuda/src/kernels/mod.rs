@@ -1,4 +1,4 @@
-//! The kernels of decoders: their source, how weights and pages lie for them, and launches as plain data.
+//! The kernels of decoders and graphs: their source, how weights and pages lie for them, and launches as plain data.
 //!
 //! CUDA C lies in `kernels/`; [`source`](source::source) puts it together for an engine.  Whatever kernel computes a
 //! product or attends, a row has the same bits.  Knows no streams, files or models.
@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod choose;
 pub mod form;
+pub mod graph;
 pub mod layout;
 #[cfg(test)]
 mod on_a_card;

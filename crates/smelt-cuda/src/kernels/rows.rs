@@ -31,6 +31,14 @@ pub enum NumberKind {
 }
 
 impl NumberKind {
+    /// Bytes of one.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
     /// The kernels' word for it.
     pub(super) const fn word(self) -> u32 {
         match self {

@@ -20,15 +20,17 @@ pub struct KernelSet {
 
 const COMMON: &str = include_str!("../../kernels/common.cu");
 const PRODUCT: &str = include_str!("../../kernels/product.cu");
+const NUMBERS: &str = include_str!("../../kernels/numbers.cu");
 const ROWS: &str = include_str!("../../kernels/rows.cu");
 const ATTENTION: &str = include_str!("../../kernels/attention.cu");
+const PAGES: &str = include_str!("../../kernels/pages.cu");
 const CHOOSE: &str = include_str!("../../kernels/choose.cu");
+const GRAPH: &str = include_str!("../../kernels/graph.cu");
 
 /// The source of the kernels of a set: CUDA C without headers.
 pub fn source(set: &KernelSet) -> String {
     let mut text = definitions(set.head);
-    // Products norm rows themselves.
-    for part in [COMMON, ROWS, PRODUCT, ATTENTION, CHOOSE] {
+    for part in [COMMON, NUMBERS, PRODUCT, ROWS, ATTENTION, PAGES, CHOOSE] {
         text.push_str(part);
     }
     let mut forms = set.forms.clone();
@@ -38,6 +40,21 @@ pub fn source(set: &KernelSet) -> String {
         text.push_str(&instances(form));
     }
     text
+}
+
+/// The source of the kernels of a graph whose heads have up to `head` numbers.
+pub fn graph_source(head: usize) -> String {
+    let mut text = definitions(graph_head(head));
+    for part in [COMMON, NUMBERS, PRODUCT, ATTENTION, GRAPH] {
+        text.push_str(part);
+    }
+    text.push_str(&instances(super::graph::weight_form()));
+    text
+}
+
+/// The heads that kernels of a graph attend with.
+pub const fn graph_head(dim: usize) -> HeadShape {
+    HeadShape { dim, kind: KvType::F16 }
 }
 
 fn definitions(head: HeadShape) -> String {
@@ -83,16 +100,22 @@ mod tests {
         };
         assert_eq!(defined(PRODUCT, "UNIT"), Some(super::super::layout::COLUMN_ALIGN));
         assert_eq!(defined(PRODUCT, "SPAN_COLUMNS"), Some(super::super::form::SPAN_COLUMNS));
-        let attention = |name| defined(ATTENTION, name);
-        assert_eq!(attention("JOIN_THREADS"), Some(super::super::attention::JOIN_THREADS as usize));
-        assert_eq!(attention("JOIN_STAGES"), Some(super::super::attention::JOIN_STAGES as usize));
-        assert_eq!(defined(ROWS, "ROW_THREADS"), Some(super::super::rows::ROW_THREADS as usize));
+        let pages = |name| defined(PAGES, name);
+        assert_eq!(pages("JOIN_THREADS"), Some(super::super::attention::JOIN_THREADS as usize));
+        assert_eq!(pages("JOIN_STAGES"), Some(super::super::attention::JOIN_STAGES as usize));
+        assert_eq!(defined(NUMBERS, "ROW_THREADS"), Some(super::super::rows::ROW_THREADS as usize));
         let choose = |name| defined(CHOOSE, name);
         assert_eq!(choose("TOP_MAX"), Some(smelt_backend::sampling::TOP_LOGPROBS_MAX));
         assert_eq!(choose("ADJUST_TOKENS"), Some(super::super::choose::ADJUST_TOKENS));
         assert_eq!(choose("WEIGHT_BLOCK"), Some(super::super::choose::WEIGHT_BLOCK));
         assert_eq!(choose("CHOOSE_THREADS"), Some(super::super::choose::PICK_THREADS as usize));
         assert_eq!(choose("OWN_BLOCKS"), Some(super::super::choose::OWN_BLOCKS));
+        let graph = |name| defined(GRAPH, name);
+        assert_eq!(graph("MAP_THREADS"), Some(super::super::graph::MAP_THREADS as usize));
+        assert_eq!(graph("MAP_EACH"), Some(super::super::graph::MAP_EACH as usize));
+        assert_eq!(graph("MAP_WORDS"), Some(super::super::graph::MAP_WORDS));
+        assert_eq!(graph("MAP_OPERANDS"), Some(super::super::graph::MAP_OPERANDS));
+        assert_eq!(graph("MOVE_THREADS"), Some(super::super::graph::MOVE_THREADS as usize));
     }
 
     #[test]

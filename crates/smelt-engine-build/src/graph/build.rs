@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use smelt_backend::{GraphInput, Tensor};
-use smelt_engine::engine_file::EngineWriter;
+use smelt_engine::engine_file::{EngineWriter, Unsealed};
 use smelt_engine::graph::{GraphEngine, GraphFile, KIND};
 use smelt_model::export::GRIDS_FILE;
 use smelt_onnx::{ElementType, Initializer, Model};
@@ -46,8 +46,47 @@ pub fn build(
     if onnx_dir.join(GRIDS_FILE).exists() {
         return grids::build(onnx_dir, &options, out_dir, progress);
     }
+    let unsealed = tried(onnx_dir, &options, out_dir, &mut AnyPlan, progress)?;
+    unsealed.seal().map_err(|source| BuildError::Write { dir: out_dir.to_owned(), source })?;
+    GraphEngine::open(out_dir)?;
+    Ok(())
+}
+
+/// What looks at each plan of an engine before it runs.
+pub(super) trait PlanCheck {
+    /// Whether weights of products lie row by row, whoever reads them.
+    fn wants_rows(&self) -> bool;
+
+    /// What is wrong with the plan for `inputs`, if anything: one line that names the node.
+    fn check(&mut self, engine: &GraphEngine, inputs: &[Tensor]) -> Result<(), String>;
+}
+
+/// Every plan that processors run will do.
+pub(super) struct AnyPlan;
+
+impl PlanCheck for AnyPlan {
+    fn wants_rows(&self) -> bool {
+        false
+    }
+
+    fn check(&mut self, _engine: &GraphEngine, _inputs: &[Tensor]) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+/// Packs the graph `model.onnx` in `onnx_dir` and runs it once; the engine still lacks its `engine.json`.
+pub(super) fn tried(
+    onnx_dir: &Path,
+    options: &Options,
+    out_dir: &Path,
+    check: &mut dyn PlanCheck,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Unsealed<GraphFile>, BuildError> {
     let Source { mut graph, constants, inputs, path } = Source::read(onnx_dir, MODEL_FILE)?;
-    graph.tactics = options.tactics;
+    graph.tactics.clone_from(&options.tactics);
+    if check.wants_rows() {
+        graph.products.clear();
+    }
     let given = graph.inputs.clone();
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
@@ -67,13 +106,15 @@ pub fn build(
         Tried::Takes(line) => progress(&line),
         Tried::Done(done) => tally.tried(done, "running the engine once", progress),
     };
-    let outputs = finite(try_sizes(&given, inputs, |inputs| run_once(&engine, inputs, told))?)?;
+    let run = |inputs: Vec<Tensor>| {
+        check.check(&engine, &inputs).map_err(|problem| unfit(&path, problem))?;
+        run_once(&engine, inputs, told)
+    };
+    let outputs = finite(try_sizes(&given, inputs, run)?)?;
     for (file, output) in unsealed.engine_mut().outputs.iter_mut().zip(&outputs) {
         output.shape().clone_into(&mut file.tried);
     }
-    unsealed.seal().map_err(write_error)?;
-    GraphEngine::open(out_dir)?;
-    Ok(())
+    Ok(unsealed)
 }
 
 /// A graph that can become an engine.

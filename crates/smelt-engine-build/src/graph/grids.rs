@@ -7,12 +7,12 @@ use std::path::Path;
 
 use smelt_backend::Tensor;
 use smelt_backend::grid::Grid;
-use smelt_engine::engine_file::EngineWriter;
+use smelt_engine::engine_file::{EngineWriter, Unsealed};
 use smelt_engine::graph::{GRIDS_KIND, GraphEngine, GridFile, GridsFile, ProductFile, grid_prefix};
 use smelt_model::export::GridList;
 use smelt_onnx::Initializer;
 
-use super::build::{Source, Tally, Tried, tell_packing, try_out};
+use super::build::{AnyPlan, PlanCheck, Source, Tally, Tried, tell_packing, try_out};
 use super::pack::Packing;
 use super::{Options, unfit};
 use crate::BuildError;
@@ -24,12 +24,30 @@ pub(super) fn build(
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
+    let unsealed = tried(onnx_dir, options, out_dir, &mut AnyPlan, progress)?;
+    unsealed.seal().map_err(|source| BuildError::Write { dir: out_dir.to_owned(), source })?;
+    GraphEngine::open_all(out_dir)?;
+    Ok(())
+}
+
+/// Packs the graphs that the list in `onnx_dir` names and runs each once; the engine still lacks its `engine.json`.
+pub(super) fn tried(
+    onnx_dir: &Path,
+    options: &Options,
+    out_dir: &Path,
+    check: &mut dyn PlanCheck,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Unsealed<GridsFile>, BuildError> {
     let list = GridList::read(onnx_dir)?;
     let read = |entry: &(Grid, String)| Ok((entry.0, Source::read(onnx_dir, &entry.1)?));
     let mut sources = list.grids.iter().map(read).collect::<Result<Vec<_>, BuildError>>()?;
     for (_, source) in &mut sources {
         source.graph.tactics.clone_from(&options.tactics);
+        if check.wants_rows() {
+            source.graph.products.clear();
+        }
     }
+    let paths: Vec<_> = sources.iter().map(|(_, source)| source.path.clone()).collect();
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
     let mut tally = pack((onnx_dir, out_dir), &sources, options, &mut writer, progress)?;
@@ -44,7 +62,8 @@ pub(super) fn build(
     let numbers = |inputs: &Vec<Tensor>| inputs.iter().map(of).sum::<usize>() as f64;
     let all: f64 = inputs.iter().map(numbers).sum();
     let mut before = 0.0;
-    for ((file, (grid, engine)), inputs) in grids.zip(&engines).zip(inputs) {
+    for (((file, (grid, engine)), inputs), path) in grids.zip(&engines).zip(inputs).zip(&paths) {
+        check.check(engine, &inputs).map_err(|problem| unfit(path, problem))?;
         let what = format!("running the engine of grid {grid} once");
         progress(&what);
         let own = numbers(&inputs);
@@ -57,9 +76,7 @@ pub(super) fn build(
             output.shape().clone_into(&mut file.tried);
         }
     }
-    unsealed.seal().map_err(write_error)?;
-    GraphEngine::open_all(out_dir)?;
-    Ok(())
+    Ok(unsealed)
 }
 
 fn split((grid, source): (Grid, Source)) -> (GridFile, Vec<Tensor>) {

@@ -3,6 +3,7 @@
 //! Knows nothing of checkpoints, pictures or texts.
 
 mod build;
+mod card;
 mod convert;
 mod grids;
 mod pack;
@@ -15,6 +16,7 @@ use smelt_engine::tactics::Tactics;
 use crate::BuildError;
 pub use build::build;
 pub(crate) use build::{tried_inputs, try_sizes};
+pub use card::{PackedForCard, pack_for_card};
 pub(crate) use convert::input_file;
 pub use size::tower_bytes;
 

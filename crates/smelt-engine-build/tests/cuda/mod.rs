@@ -3,5 +3,6 @@
 mod card;
 mod failing;
 mod golden;
+mod graphs;
 mod made;
 mod twin;

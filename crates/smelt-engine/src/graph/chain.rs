@@ -14,7 +14,7 @@ pub(crate) const PIECE: usize = 512;
 
 /// Where an operator of a chain reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub enum LinkInput {
     /// The operand of that index.
     Operand(usize),
     /// What the link of that index gave.
@@ -23,20 +23,23 @@ pub(crate) enum Source {
 
 /// One operator of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Link {
-    Unary(Unary, Source),
-    Binary(Binary, Source, Source),
+pub enum Link {
+    /// Of one number.
+    Unary(Unary, LinkInput),
+    /// Of two.
+    Binary(Binary, LinkInput, LinkInput),
     /// To f16 and back.
-    RoundF16(Source),
+    RoundF16(LinkInput),
     /// To bf16 and back.
-    RoundBf16(Source),
+    RoundBf16(LinkInput),
 }
 
 /// Operators, each reading operands and what others before it gave; the last gives the result.
 /// Without operators, the one operand is the result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Chain {
-    pub(crate) links: Vec<Link>,
+pub struct Chain {
+    /// What is computed, in order.
+    pub links: Vec<Link>,
 }
 
 /// Numbers of one operand for a piece.
@@ -63,9 +66,9 @@ impl Chain {
         for (index, link) in self.links.iter().enumerate() {
             // What links gave lies before what this one writes.
             let (before, here) = space.split_at_mut(index * PIECE);
-            let lane = |source: Source| match source {
-                Source::Operand(operand) => lanes[operand],
-                Source::Link(link) => Lane::Many(&before[link * PIECE..][..len]),
+            let lane = |source: LinkInput| match source {
+                LinkInput::Operand(operand) => lanes[operand],
+                LinkInput::Link(link) => Lane::Many(&before[link * PIECE..][..len]),
             };
             let to = if index == last { &mut *out } else { &mut here[..len] };
             match *link {
@@ -148,12 +151,12 @@ mod tests {
         let (x, y) = (random.noise(PIECE), random.noise(PIECE));
         // x/2 · (1 + erf(x/√2)) + y, rounded.
         let links = vec![
-            Link::Binary(Binary::Div, Source::Operand(0), Source::Operand(2)),
-            Link::Unary(Unary::Erf, Source::Link(0)),
-            Link::Binary(Binary::Add, Source::Link(1), Source::Operand(3)),
-            Link::Binary(Binary::Mul, Source::Operand(0), Source::Link(2)),
-            Link::Binary(Binary::Add, Source::Link(3), Source::Operand(1)),
-            Link::RoundBf16(Source::Link(4)),
+            Link::Binary(Binary::Div, LinkInput::Operand(0), LinkInput::Operand(2)),
+            Link::Unary(Unary::Erf, LinkInput::Link(0)),
+            Link::Binary(Binary::Add, LinkInput::Link(1), LinkInput::Operand(3)),
+            Link::Binary(Binary::Mul, LinkInput::Operand(0), LinkInput::Link(2)),
+            Link::Binary(Binary::Add, LinkInput::Link(3), LinkInput::Operand(1)),
+            Link::RoundBf16(LinkInput::Link(4)),
         ];
         let chain = Chain { links };
         let root = std::f32::consts::SQRT_2;
@@ -175,7 +178,7 @@ mod tests {
     #[test]
     fn powers_are_products_where_they_can_be() {
         let power = |x: f32, by: f32| {
-            let link = Link::Binary(Binary::Pow, Source::Operand(0), Source::Operand(1));
+            let link = Link::Binary(Binary::Pow, LinkInput::Operand(0), LinkInput::Operand(1));
             let mut out = [0.0];
             let lanes = [Lane::Many(&[x]), Lane::One(by)];
             Chain { links: vec![link] }.run(Isa::detect(), &lanes, &mut [], &mut out);

@@ -47,8 +47,8 @@ pub fn grid_prefix(grid: Grid) -> String {
 }
 
 /// Opens the engines in `dir`, with the size of pictures that each is for, in their stored order.
-pub(super) fn open(dir: &Path) -> Result<Vec<(Grid, GraphEngine)>, OpenError> {
-    engines(&EngineFile::open(dir, KIND)?)
+pub(super) fn open(dir: &Path, target: &str) -> Result<Vec<(Grid, GraphEngine)>, OpenError> {
+    engines(&EngineFile::open_for(dir, KIND, target)?)
 }
 
 /// The engines of an opened file, in its order.

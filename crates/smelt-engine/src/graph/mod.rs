@@ -15,6 +15,7 @@ mod file;
 mod grids;
 mod op;
 mod ops;
+pub mod plan;
 mod program;
 mod run;
 mod shapes;
@@ -29,7 +30,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use crate::engine_file::OpenError;
-use crate::engine_file::{EngineFile, Unsealed};
+use crate::engine_file::{EngineFile, KernelsEntry, TARGET, Unsealed};
 use crate::kernels::isa::Isa;
 use crate::kernels::threads::Threads;
 use crate::processors::Shared;
@@ -106,9 +107,17 @@ impl GraphEngine {
     /// # Errors
     /// When the directory holds no graph engine of this version, or its parts disagree.
     pub fn open_all(dir: &Path) -> Result<Vec<(Option<Grid>, Self)>, OpenError> {
-        match EngineFile::open(dir, KIND) {
+        Self::open_all_for(dir, TARGET)
+    }
+
+    /// As [`Self::open_all`], of engines for cards of `target`: they run here too, in the processors' way.
+    ///
+    /// # Errors
+    /// As [`Self::open_all`].
+    pub fn open_all_for(dir: &Path, target: &str) -> Result<Vec<(Option<Grid>, Self)>, OpenError> {
+        match EngineFile::open_for(dir, KIND, target) {
             Err(OpenError::OtherKind { found, .. }) if found == grids::KIND => {
-                let engines = grids::open(dir)?.into_iter();
+                let engines = grids::open(dir, target)?.into_iter();
                 Ok(engines.map(|(grid, engine)| (Some(grid), engine)).collect())
             }
             file => Ok(vec![(None, Self::new(file?)?)]),
@@ -187,8 +196,18 @@ impl GraphEngine {
         Constant::find(&self.file, name)
     }
 
+    /// The kernels beside it, of an engine for cards.
+    pub fn kernels(&self) -> Option<&KernelsEntry> {
+        self.file.kernels.as_ref()
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        self.file.dir()
+    }
+
     /// The refusal of an engine that does not serve its purpose.
-    pub(crate) fn unfit(&self, purpose: &'static str, problem: String) -> OpenError {
+    pub fn unfit(&self, purpose: &'static str, problem: String) -> OpenError {
         self.file.unfit(purpose, problem)
     }
 

@@ -163,30 +163,49 @@ pub(crate) enum Compare {
 
 /// Operators over two broadcast values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Binary {
+pub enum Binary {
+    /// a + b
     Add,
+    /// a - b
     Sub,
+    /// a · b
     Mul,
+    /// a / b
     Div,
+    /// a to the power of b
     Pow,
+    /// The smaller.
     Min,
+    /// The larger.
     Max,
 }
 
 /// Operators over each number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unary {
+pub enum Unary {
+    /// |a|
     Abs,
+    /// The root.
     Sqrt,
+    /// 1 / a
     Reciprocal,
+    /// The cosine.
     Cos,
+    /// The sine.
     Sin,
+    /// The error function.
     Erf,
+    /// The hyperbolic tangent.
     Tanh,
+    /// 1 / (1 + exp(-a))
     Sigmoid,
+    /// e to the power of a
     Exp,
+    /// -a
     Neg,
+    /// GELU by the error function.
     GeluErf,
+    /// GELU by the hyperbolic tangent.
     GeluTanh,
 }
 

@@ -8,38 +8,51 @@ use super::view::{Home, View};
 
 /// One thing to do.
 #[derive(Clone, Debug)]
-pub(crate) struct Task {
-    pub(crate) work: Work,
+pub struct Task {
+    /// What is done.
+    pub work: Work,
     /// The node that gives its result, for messages.
-    pub(crate) title: String,
+    pub title: String,
 }
 
 /// What is done.
 #[derive(Clone, Debug)]
-pub(crate) enum Work {
+pub enum Work {
+    /// A product with a constant.
     Linear(Linear),
+    /// Heads that attend.
     Attention(Attention),
+    /// Rows that are normalised.
     Norm(Norm),
+    /// Operators that look at one number of each operand at a time, or a copy.
     Map(Map),
-    Fill { out: View, value: f32 },
+    /// Every number becomes the same.
+    Fill {
+        /// The numbers.
+        out: View,
+        /// What they become.
+        value: f32,
+    },
+    /// An operator that has no work of its own.
     Call(Call),
 }
 
 /// `out = x · weightᵀ + bias`
 #[derive(Clone, Debug)]
-pub(crate) struct Linear {
+pub struct Linear {
     /// `[rows, columns]`, contiguous.
-    pub(crate) x: View,
-    pub(crate) weight: Factor,
+    pub x: View,
+    /// What it is multiplied with.
+    pub weight: Factor,
     /// The place of a constant of `outputs` floats.
-    pub(crate) bias: Option<usize>,
+    pub bias: Option<usize>,
     /// `[rows, outputs]`, contiguous.
-    pub(crate) out: View,
+    pub out: View,
 }
 
 /// A weight `[outputs, columns]`.
 #[derive(Clone, Debug)]
-pub(crate) enum Factor {
+pub enum Factor {
     /// The place of a constant in stripes.
     Striped(usize),
     /// A view of a constant.
@@ -48,65 +61,76 @@ pub(crate) enum Factor {
 
 /// softmax(q · kᵀ · scale + mask) · v
 #[derive(Clone, Debug)]
-pub(crate) struct Attention {
+pub struct Attention {
     /// `[batch, heads, queries, depth]`
-    pub(crate) q: View,
+    pub q: View,
     /// `[batch, heads, keys, depth]`
-    pub(crate) k: View,
+    pub k: View,
     /// `[batch, heads, keys, width]`
-    pub(crate) v: View,
+    pub v: View,
     /// `[batch, heads, queries, keys]`
-    pub(crate) mask: Option<View>,
-    pub(crate) scale: f32,
+    pub mask: Option<View>,
+    /// What scores are multiplied with.
+    pub scale: f32,
     /// `[batch, queries, heads, width]`, contiguous.
-    pub(crate) out: View,
+    pub out: View,
 }
 
 /// Rows normalised, then perhaps scaled and moved.
 #[derive(Clone, Debug)]
-pub(crate) struct Norm {
+pub struct Norm {
     /// Whether the mean is taken away first.
-    pub(crate) centred: bool,
-    pub(crate) eps: f32,
+    pub centred: bool,
+    /// Added to the mean of squares.
+    pub eps: f32,
     /// `[rows, width]`, contiguous, as is `out`.
-    pub(crate) x: View,
-    /// Places of constants of `width` floats.
-    pub(crate) scale: Option<usize>,
-    pub(crate) bias: Option<usize>,
-    pub(crate) out: View,
+    pub x: View,
+    /// The place of a constant of `width` floats.
+    pub scale: Option<usize>,
+    /// The same.
+    pub bias: Option<usize>,
+    /// `[rows, width]`.
+    pub out: View,
 }
 
 /// A chain over operands that are repeated to the shape of `out`; without links, a copy.
 #[derive(Clone, Debug)]
-pub(crate) struct Map {
-    pub(crate) chain: Chain,
-    pub(crate) operands: Vec<View>,
-    pub(crate) out: View,
+pub struct Map {
+    /// What is computed of each number.
+    pub chain: Chain,
+    /// What it reads.
+    pub operands: Vec<View>,
+    /// Each number of it is written once.
+    pub out: View,
 }
 
 /// An operator on values of its own.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub struct Call {
     pub(crate) op: Op,
-    pub(crate) inputs: Vec<Option<Feed>>,
-    pub(crate) outputs: Vec<Option<Sink>>,
+    /// What it reads.
+    pub inputs: Vec<Option<Feed>>,
+    /// Where what it gives goes.
+    pub outputs: Vec<Option<Sink>>,
     /// Loose places that nobody reads afterwards.
-    pub(crate) done: Vec<usize>,
+    pub done: Vec<usize>,
 }
 
 /// Where a value comes from.
 #[derive(Clone, Debug)]
-pub(crate) enum Feed {
+pub enum Feed {
     /// A constant's place.
     Known(usize),
     /// The place of a value whose shape or numbers no buffer was made for.
     Loose(usize),
+    /// Numbers of floats.
     View(View),
 }
 
 /// Where a value goes.
 #[derive(Clone, Debug)]
-pub(crate) enum Sink {
+pub enum Sink {
+    /// The place of a value that has no buffer.
     Loose(usize),
     /// A whole buffer, row-major.
     View(View),
@@ -142,7 +166,7 @@ impl Work {
     }
 
     /// The views that are read.
-    pub(crate) fn reads(&mut self) -> Vec<&mut View> {
+    pub fn reads(&mut self) -> Vec<&mut View> {
         match self {
             Self::Linear(Linear { x, weight: Factor::View(weight), .. }) => vec![x, weight],
             Self::Linear(Linear { x, .. }) => vec![x],
@@ -159,7 +183,7 @@ impl Work {
     }
 
     /// The views that are written.
-    pub(crate) fn writes(&mut self) -> Vec<&mut View> {
+    pub fn writes(&mut self) -> Vec<&mut View> {
         match self {
             Self::Linear(Linear { out, .. })
             | Self::Attention(Attention { out, .. })
@@ -202,7 +226,7 @@ impl Feed {
 
 impl View {
     /// The arena's buffer it sees, if it sees one.
-    pub(crate) fn buffer(&self) -> Option<usize> {
+    pub fn buffer(&self) -> Option<usize> {
         match self.home {
             Home::Buffer(buffer) => Some(buffer),
             Home::Input(_) | Home::Constant(_) => None,

@@ -10,7 +10,7 @@ use super::array::{broadcast_strides, strides_of};
 
 /// Whose numbers a view sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Home {
+pub enum Home {
     /// A buffer of the arena.
     Buffer(usize),
     /// An input of the graph.
@@ -21,13 +21,15 @@ pub(crate) enum Home {
 
 /// An array inside its home.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct View {
-    pub(crate) home: Home,
+pub struct View {
+    /// Whose numbers they are.
+    pub home: Home,
     /// Where the first number lies.
-    pub(crate) start: usize,
-    pub(crate) shape: Vec<usize>,
+    pub start: usize,
+    /// Its dimensions, outermost first.
+    pub shape: Vec<usize>,
     /// Distance of neighbours along each dimension; 0 where one number is seen again and again.
-    pub(crate) steps: Vec<usize>,
+    pub steps: Vec<usize>,
 }
 
 impl View {
@@ -37,13 +39,19 @@ impl View {
         Self { home, start: 0, shape, steps }
     }
 
+    /// Steps of numbers of `shape` that lie side by side.
+    pub fn side_by_side(shape: &[usize]) -> Vec<usize> {
+        strides_of(shape)
+    }
+
     /// How many numbers it shows.
-    pub(crate) fn len(&self) -> usize {
+    #[allow(clippy::len_without_is_empty)] // Nobody asks.
+    pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
     /// The part of the home that its numbers lie in.
-    pub(crate) fn span(&self) -> Range<usize> {
+    pub fn span(&self) -> Range<usize> {
         if self.len() == 0 {
             return self.start..self.start;
         }
@@ -53,7 +61,7 @@ impl View {
     }
 
     /// Whether its numbers lie side by side in row-major order.
-    pub(crate) fn is_contiguous(&self) -> bool {
+    pub fn is_contiguous(&self) -> bool {
         let mut expect = 1;
         self.shape.iter().zip(&self.steps).rev().all(|(&dim, &step)| {
             let fits = dim == 1 || step == expect;

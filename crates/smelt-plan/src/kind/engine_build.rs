@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::definition::{
     Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, Values, field,
 };
-use super::words::{EngineTarget, only_processors, param, words};
+use super::words::{EngineTarget, made_with, param, words};
 use super::{BACKEND, GRAPH, IMPLIED_TARGET, TACTICS, TARGET};
 
 words! {
@@ -36,7 +36,7 @@ pub struct EngineBuild {
     pub backend: GraphBackend,
     /// How products are computed.
     pub precision: GraphPrecision,
-    /// What runs it: processors alone, so far.
+    /// What runs it.
     pub target: EngineTarget,
 }
 
@@ -58,6 +58,7 @@ pub(super) const KIND: Definition = Definition {
     smaller: "split-head or externalize before it (graph-surgery), a smaller precision",
     memory,
     tensors: |_| TensorsHandled::All,
+    made_with,
     conflict,
     ..Definition::new("engine-build", 5, FIELDS)
 };
@@ -70,13 +71,26 @@ fn memory(params: &Values) -> MemoryUse {
     }
 }
 
-/// Precisions are the native engine's: another back end takes the graph as it is.
+/// Precisions are the native engine's: another back end takes the graph as it is.  So are engines for cards, whose products
+/// take halves.
 fn conflict(params: &Values) -> Option<(String, String)> {
-    if let Some(refused) = only_processors(params, "graphs run on processors") {
-        return Some(refused);
-    }
     let backend: GraphBackend = param(params, BACKEND)?;
     let precision: GraphPrecision = param(params, "precision")?;
+    let target: EngineTarget = param(params, TARGET).unwrap_or(EngineTarget::Cpu);
+    if target != EngineTarget::Cpu && backend != GraphBackend::Native {
+        let (target, backend) = (target.word(), backend.word());
+        let message = format!(
+            "\"target\": \"{target}\" is of backend = \"native\"; engines of {backend} run on processors alone"
+        );
+        return Some((TARGET.to_owned(), message));
+    }
+    if target != EngineTarget::Cpu && precision != GraphPrecision::F32 {
+        let (target, precision) = (target.word(), precision.word());
+        let message = format!(
+            "\"precision\": \"{precision}\" is of target = \"cpu\"; engines for {target} multiply halves"
+        );
+        return Some(("precision".to_owned(), message));
+    }
     let message = || {
         let (backend, precision) = (backend.word(), precision.word());
         format!(
@@ -106,11 +120,19 @@ mod tests {
     }
 
     #[test]
-    fn graphs_run_on_processors() {
-        let of = |word: &str| conflict(&[(TARGET.to_owned(), Value::from(word))].into());
-        let (field, message) = of("cuda-sm87").unwrap();
+    fn engines_for_cards_are_native_and_multiply_halves() {
+        let of = |backend: &str, precision: &str, target: &str| {
+            let words = [(BACKEND, backend), ("precision", precision), (TARGET, target)];
+            let params = words.map(|(name, word)| (name.to_owned(), Value::from(word)));
+            conflict(&params.into())
+        };
+        let (field, message) = of("onnxruntime", "f32", "cuda-sm87").unwrap();
         assert_eq!(field, TARGET);
         assert!(message.contains("cuda-sm87") && message.contains("processors"), "{message}");
-        assert_eq!(of("cpu"), None);
+        let (field, message) = of("native", "int8", "cuda-sm90").unwrap();
+        assert_eq!(field, "precision");
+        assert!(message.contains("cuda-sm90") && message.contains("halves"), "{message}");
+        assert_eq!(of("native", "f32", "cuda-sm90"), None);
+        assert_eq!(of("native", "int8", "cpu"), None);
     }
 }

@@ -1,21 +1,38 @@
 //! `engine-build`: a graph as an engine, of smelt's own or ONNX Runtime's.
 
+use smelt_cuda::CudaTarget;
+use smelt_cuda::kernels::source::graph_source;
 use smelt_engine_build::graph::Precision;
 use smelt_engine_build::{BuildError, graph, onnxruntime};
 use smelt_plan::kind::engine_build::{EngineBuild, GraphBackend, GraphPrecision};
 
-use super::Worker;
+use super::kernels::compiled;
 use super::request::{Request, say};
+use super::{Worker, kernels};
 use crate::exit::{Exit, Failed};
 
-pub(super) const WORKER: Worker = Worker { executes_graphs: true, ..Worker::new(run) };
+pub(super) const WORKER: Worker =
+    Worker { executes_graphs: true, compiles_kernels: true, ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
     let params: EngineBuild = request.typed()?;
-    match params.backend {
-        GraphBackend::Native => native(request, precision(params.precision)),
-        GraphBackend::OnnxRuntime => foreign(request),
+    match (params.backend, CudaTarget::parse(params.target.word())) {
+        (GraphBackend::Native, None) => native(request, precision(params.precision)),
+        (GraphBackend::Native, Some(target)) => for_card(request, target),
+        (GraphBackend::OnnxRuntime, _) => foreign(request),
     }
+}
+
+/// Packs the graph, then compiles the kernels that its heads need.
+fn for_card(request: &Request, target: CudaTarget) -> Result<(), Failed> {
+    if request.optional_input("tactics").is_some() {
+        return Err(kernels::no_tactics());
+    }
+    let packed = graph::pack_for_card(request.input("onnx")?, &request.out, &mut say);
+    let packed = packed.map_err(Failed::model)?;
+    say(&format!("compiling kernels for {}", target.sm()));
+    let image = compiled("graph.cu", graph_source(packed.head()), target)?;
+    packed.finish(target, &image).map_err(Failed::model)
 }
 
 fn native(request: &Request, precision: Precision) -> Result<(), Failed> {

@@ -5,15 +5,14 @@ use smelt_cuda::CudaTarget;
 use smelt_cuda::decoder::KernelImage;
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::source::{KernelSet, source};
-use smelt_cuda::nvrtc::{self, CompileError, Source};
 use smelt_engine_build::llm::{self, Limits};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::kind::llm_engine_build::LlmEngineBuild;
 use smelt_plan::kind::words::DecoderBackend;
 
 use super::request::{Request, say};
-use super::{Worker, refusal};
-use crate::exit::{Exit, Failed};
+use super::{Worker, kernels, refusal};
+use crate::exit::Failed;
 
 pub(super) const WORKER: Worker =
     Worker { refusal: Some(refusal::of_decoder), compiles_kernels: true, ..Worker::new(run) };
@@ -28,10 +27,7 @@ fn run(request: &Request) -> Result<(), Failed> {
             let built = llm::build_with(&checkpoint, limits, tactics, &request.out, &mut say);
             built.map_err(Failed::model)
         }
-        (DecoderBackend::Native, Some(_)) if tactics.is_some() => Err(Failed::new(
-            Exit::BadPipeline,
-            "\"tactics\" are those of processors; leave them out of an engine for GPUs",
-        )),
+        (DecoderBackend::Native, Some(_)) if tactics.is_some() => Err(kernels::no_tactics()),
         (DecoderBackend::Native, Some(target)) => for_card(&checkpoint, limits, target, request),
     }
 }
@@ -55,17 +51,5 @@ fn for_card(
 
 /// The code of a set of kernels for a card.
 fn compiled(set: &KernelSet, target: CudaTarget) -> Result<Vec<u8>, Failed> {
-    let text = Source { name: "decoder.cu".to_owned(), text: source(set), defines: Vec::new() };
-    Ok(nvrtc::compile(&text, target, None).map_err(not_compiled)?.image)
-}
-
-/// A compiler that is not here can be installed; kernels that it refuses are a fault of smelt's.
-fn not_compiled(error: CompileError) -> Failed {
-    let exit = match error {
-        CompileError::NoCompiler(_) => Exit::DoesNotFit,
-        CompileError::Refused { .. } | CompileError::Slow { .. } | CompileError::Odd { .. } => {
-            Exit::StageFailed
-        }
-    };
-    Failed::new(exit, error)
+    kernels::compiled("decoder.cu", source(set), target)
 }

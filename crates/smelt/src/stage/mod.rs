@@ -12,6 +12,7 @@ pub(crate) mod calibrate;
 mod deployment;
 mod engine_build;
 mod graph_surgery;
+mod kernels;
 mod llm_engine_build;
 mod onnx_export;
 mod quantize;

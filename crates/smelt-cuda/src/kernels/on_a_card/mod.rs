@@ -6,6 +6,7 @@
 
 mod attending;
 mod choosing;
+mod graphs;
 mod products;
 mod rows;
 
@@ -18,7 +19,7 @@ use smelt_backend::KvType;
 use super::form::WeightForm;
 use super::layout::{activation_at, activation_len};
 use super::page::HeadShape;
-use super::source::{KernelSet, source};
+use super::source::{KernelSet, graph_source, source};
 use super::twin;
 use crate::driver::{Driver, Priority};
 use crate::nvrtc::{Source, compile};
@@ -50,11 +51,18 @@ fn sets() -> Vec<KernelSet> {
     forms.chain(heads).collect()
 }
 
+/// Numbers of the heads of graphs: the towers' and what is odd.
+const GRAPH_HEADS: [usize; 4] = [64, 80, 72, 16];
+
 /// The code of a set.
 fn image(set: &KernelSet, target: CudaTarget) -> Vec<u8> {
+    image_of(source(set), target)
+}
+
+fn image_of(text: String, target: CudaTarget) -> Vec<u8> {
     let kept = std::env::var_os(KEPT_VARIABLE).map(PathBuf::from);
     let name = "kernels.cu".to_owned();
-    let text = Source { name, text: source(set), defines: Vec::new() };
+    let text = Source { name, text, defines: Vec::new() };
     let compiled = compile(&text, target, kept.as_deref());
     compiled.unwrap_or_else(|error| panic!("{error}")).image
 }
@@ -76,9 +84,25 @@ impl Bench {
 
     /// The first card of this machine.
     fn card(set: &KernelSet) -> Self {
+        Self::card_of(|target| image(set, target))
+    }
+
+    /// The same with the kernels of graphs.
+    fn graph_card(head: usize) -> Self {
+        Self::card_of(|target| image_of(graph_source(head), target))
+    }
+
+    /// A device whose kernels of graphs are functions of the host.
+    fn graph_twin(head: usize) -> Self {
+        let twin = RecordingDriver::new(card(Sm(90), 1 << 30, false));
+        twin::teach_graph(&twin, head);
+        Self::new(Arc::new(twin), &[], false)
+    }
+
+    fn card_of(image: impl Fn(CudaTarget) -> Vec<u8>) -> Self {
         let driver = open(0).unwrap_or_else(|why| panic!("this test asks for a card: {why}"));
         let target = CudaTarget::of(driver.card().sm).expect("the card is of a target");
-        Self::new(driver, &image(set, target), true)
+        Self::new(driver, &image(target), true)
     }
 
     /// A device whose kernels are functions of the host.
@@ -171,6 +195,9 @@ fn kernels_for_cards_are_kept() {
     for set in sets() {
         image(&set, CudaTarget::Sm90);
     }
+    for head in GRAPH_HEADS {
+        image_of(graph_source(head), CudaTarget::Sm90);
+    }
 }
 
 #[test]
@@ -210,6 +237,23 @@ fn rows_equal_f64_on_a_card() {
 
 #[test]
 #[ignore = "asks for a card"]
+fn what_graphs_compute_equals_f64_and_itself_in_any_company_on_a_card() {
+    let bench = Bench::graph_card(GRAPH_HEADS[0]);
+    graphs::check(&bench, &[(1, 48), (7, 896), (9, 2100), (100, 1152), (33, 3), (1025, 1024)]);
+    for most in GRAPH_HEADS {
+        let bench = Bench::graph_card(most);
+        for (batch, heads, rows) in [(2, 1, 1025), (2, 3, 64), (2, 1, 65), (3, 4, 1), (12, 2, 130)]
+        {
+            for dim in [most, most - 3] {
+                let odd = graphs::Attending { batch, heads, rows, dim, most };
+                odd.check(&bench);
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "asks for a card"]
 fn tokens_are_those_of_the_host_on_a_card() {
     let bench = Bench::card(&KernelSet { forms: Vec::new(), head: HEADS[0] });
     for vocab in [151_936, 50_257, 32_000, 1000, 63, 1] {
@@ -224,6 +268,13 @@ mod small {
     fn products(bench: &Bench, forms: &[WeightForm]) {
         for form in forms {
             products::check(bench, *form, (80, 256), &[1, 9]);
+        }
+    }
+
+    fn graphs(bench: &Bench, most: usize) {
+        graphs::check(bench, &[(1, 48), (9, 35)]);
+        for (rows, dim) in [(70, most), (9, most - 3)] {
+            graphs::Attending { batch: 2, heads: 2, rows, dim, most }.check(bench);
         }
     }
 
@@ -243,6 +294,7 @@ mod small {
         let bench = Bench::twin(&KernelSet { forms: Vec::new(), head: HEADS[0] });
         rows::check(&bench, &[(1, 48), (9, 300)]);
         choosing::check(&bench, 300, 3);
+        graphs(&Bench::graph_twin(24), 24);
     }
 
     #[test]
@@ -258,5 +310,6 @@ mod small {
         let bench = Bench::card(&KernelSet { forms: Vec::new(), head: HEADS[0] });
         rows::check(&bench, &[(3, 48), (9, 300)]);
         choosing::check(&bench, 300, 3);
+        graphs(&Bench::graph_card(GRAPH_HEADS[3]), GRAPH_HEADS[3]);
     }
 }

@@ -5,15 +5,20 @@
 
 mod attention;
 mod choose;
+mod graph;
 mod halves;
 mod product;
 mod rows;
 
 use std::sync::Arc;
 
-use super::source::KernelSet;
+use super::form::WeightForm;
+use super::source::{KernelSet, graph_head};
 use super::table;
-use super::{attention as launches, choose as choices, product as products, rows as row_launches};
+use super::{
+    attention as launches, choose as choices, graph as graphs, product as products,
+    rows as row_launches,
+};
 use crate::recording::{Astray, HostKernel, RecordingDriver, TwinMemory};
 use crate::{Arg, DeviceAddress, Launch};
 
@@ -22,17 +27,7 @@ type PlainKernel = fn(&mut TwinMemory, &Launch) -> Result<(), Astray>;
 
 /// Lets a device that needs no GPU do the work of all kernels of a set.
 pub fn teach(driver: &RecordingDriver, set: &KernelSet) {
-    for &form in &set.forms {
-        for function in products::functions(form) {
-            let is_widen = function == table::widen(form);
-            let kernel: HostKernel = if is_widen {
-                Arc::new(move |memory, launch| product::widen(memory, launch, form))
-            } else {
-                Arc::new(move |memory, launch| product::multiply(memory, launch, form))
-            };
-            driver.teach(function, kernel);
-        }
-    }
+    set.forms.iter().for_each(|form| teach_products(driver, *form));
     let head = set.head;
     let plain: [(_, PlainKernel); 9] = [
         (row_launches::EMBED_ROWS, rows::embed),
@@ -61,6 +56,41 @@ pub fn teach(driver: &RecordingDriver, set: &KernelSet) {
     let join =
         move |memory: &mut TwinMemory, launch: &Launch| attention::join(memory, launch, head);
     driver.teach(launches::JOIN_PAGES, Arc::new(join));
+}
+
+fn teach_products(driver: &RecordingDriver, form: WeightForm) {
+    for function in products::functions(form) {
+        let is_widen = function == table::widen(form);
+        let kernel: HostKernel = if is_widen {
+            Arc::new(move |memory, launch| product::widen(memory, launch, form))
+        } else {
+            Arc::new(move |memory, launch| product::multiply(memory, launch, form))
+        };
+        driver.teach(function, kernel);
+    }
+}
+
+/// The same of the kernels of a graph whose heads have up to `head` numbers.
+pub fn teach_graph(driver: &RecordingDriver, head: usize) {
+    teach_products(driver, graphs::weight_form());
+    let plain: [(_, PlainKernel); 4] = [
+        (graphs::PACK_HALVES, graph::pack),
+        (graphs::NORM_NUMBERS, graph::norm),
+        (graphs::MAP_NUMBERS, graph::map),
+        (graphs::GATHER_NUMBERS, graph::gather),
+    ];
+    for (function, kernel) in plain {
+        driver.teach(function, Arc::new(kernel));
+    }
+    let head = graph_head(head);
+    let arrange =
+        move |memory: &mut TwinMemory, launch: &Launch| graph::arrange(memory, launch, head);
+    driver.teach(graphs::ARRANGE_HEADS, Arc::new(arrange));
+    for function in [graphs::ATTEND_ALL, graphs::ATTEND_MASKED] {
+        let attend =
+            move |memory: &mut TwinMemory, launch: &Launch| graph::attend(memory, launch, head);
+        driver.teach(function, Arc::new(attend));
+    }
 }
 
 /// What a launch is given, by place.

@@ -11,7 +11,7 @@ use crate::recording::{Astray, TwinMemory};
 use crate::{DeviceAddress, Launch};
 
 /// `count` numbers from number `first` of a table on.
-fn stored(
+pub(super) fn stored(
     memory: &TwinMemory,
     base: DeviceAddress,
     kind: NumberKind,
@@ -58,7 +58,7 @@ pub(super) fn scatter(memory: &mut TwinMemory, launch: &Launch) -> Result<(), As
 }
 
 /// Sums that warps of 32 add up pair by pair.
-fn warp_sum(lanes: &[f32]) -> f32 {
+pub(super) fn warp_sum(lanes: &[f32]) -> f32 {
     let mut sums = lanes.to_vec();
     let mut apart = 16;
     while apart > 0 {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::chain::{Chain, Link, Source};
+use super::super::chain::{Chain, Link, LinkInput};
 use super::super::op::{CastTo, Op};
 use super::net::{FusedNode, Kind, Net, Node, Wires};
 
@@ -73,9 +73,9 @@ fn chained(wires: &Wires<'_>, parts: Vec<usize>) -> FusedNode {
         let mut source = |input: usize| {
             let place = node.inputs[input];
             let link = nodes[..index].iter().position(|node| node.outputs[0] == place);
-            link.map(Source::Link).unwrap_or_else(|| {
+            link.map(LinkInput::Link).unwrap_or_else(|| {
                 let operand = operands.iter().position(|&operand| operand == place);
-                Source::Operand(operand.unwrap_or_else(|| {
+                LinkInput::Operand(operand.unwrap_or_else(|| {
                     operands.push(place);
                     operands.len() - 1
                 }))

@@ -9,7 +9,7 @@ mod chains;
 mod lower;
 mod net;
 mod norm;
-mod place;
+pub(super) mod place;
 
 use std::collections::BTreeMap;
 

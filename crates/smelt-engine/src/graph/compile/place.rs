@@ -7,22 +7,26 @@ const ALIGN: usize = 16;
 
 /// How many numbers are needed, from the first to the last moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Need {
-    pub(super) len: usize,
-    pub(super) first: usize,
-    pub(super) last: usize,
+pub struct Need {
+    /// How many.
+    pub len: usize,
+    /// From when.
+    pub first: usize,
+    /// To when.
+    pub last: usize,
 }
 
 /// Where each need lies.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Placed {
-    pub(super) offsets: Vec<usize>,
+pub struct Placed {
+    /// Offsets, one for each need.
+    pub offsets: Vec<usize>,
     /// Numbers of the arena.
-    pub(super) total: usize,
+    pub total: usize,
 }
 
 /// Gives each need the lowest offset where nothing lies that is needed at the same time.
-pub(super) fn place(needs: &[Need]) -> Placed {
+pub fn place(needs: &[Need]) -> Placed {
     let mut order: Vec<usize> = (0..needs.len()).filter(|&index| needs[index].len > 0).collect();
     order.sort_by_key(|&index| (std::cmp::Reverse(needs[index].len), needs[index].first, index));
     let mut placed = Placed { offsets: vec![0; needs.len()], total: 0 };

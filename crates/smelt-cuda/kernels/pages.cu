@@ -1,0 +1,230 @@
+// Attention of decoders over the pages of their slots: of many rows at once, or page by page with what joins them.
+
+__device__ __forceinline__ u32 seen_of_page(u32 seen, u32 page) {
+    u32 before = page * 64;
+    return seen <= before ? 0 : (seen - before < 64 ? seen - before : 64);
+}
+
+// Many queries: a block is 64 rows of one key head of one run; grid [row tiles, key heads, runs].
+KERNEL void __launch_bounds__(128) attend_prompt(
+    u16* out, const u16* queries, const Run* runs, const u8* pool, const u32* tables, u64 page_bytes, u32 tokens, u32 heads,
+    u32 kv_heads, u32 dim) {
+    extern __shared__ __align__(128) u8 shared_pages[];
+    constexpr u32 PAGE = 2 * D_BLOCKS * 64 * 16;
+    wait_for_writes();
+    const Run run = runs[blockIdx.z];
+    const u32 kv_head = blockIdx.y, group = heads / kv_heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const u32 first_row = (gridDim.x - 1 - blockIdx.x) * 64;
+    if (first_row >= run.tokens * group) return;
+    const Pages pages = {(u8*)pool, tables, page_bytes, kv_heads};
+    const u32 last_row = min(first_row + 63, run.tokens * group - 1);
+    const u32 end = run.start + run.tokens, seen_all = run.start + last_row / group + 1, count = (seen_all + 63) / 64;
+    const u32 base = shared_address(shared_pages);
+
+    u32 q[D_STEPS][4], seen[2];
+    load_queries(q, queries, run, first_row + warp * 16, heads, kv_head, group);
+#pragma unroll
+    for (int high = 0; high < 2; high++) {
+        const u32 token = (first_row + warp * 16 + lane / 4 + high * 8) / group;
+        seen[high] = token < run.tokens ? run.start + token + 1 : 0;
+    }
+    float so_far[D_BLOCKS][4], largest[2] = {NO_SCORE, NO_SCORE}, sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < D_BLOCKS * 4; i++) so_far[i / 4][i % 4] = 0.0f;
+
+    copy_page<128>(base, head_of(pages, run.table, 0, kv_head), end);
+    for (u32 page = 0; page < count; page++) {
+        if (page + 1 < count) {
+            const u32 next = page + 1;
+            copy_page<128>(base + next % 2 * PAGE, head_of(pages, run.table, next, kv_head), end - next * 64);
+        } else {
+            end_copies();
+        }
+        await_copies<1>();
+        __syncthreads();
+        const u32 visible[2] = {seen_of_page(seen[0], page), seen_of_page(seen[1], page)};
+        if (__any_sync(~0u, visible[0] + visible[1] > 0)) {
+            Partial part;
+            attend_page(part, q, base + page % 2 * PAGE, Visible{{visible[0], visible[1]}});
+#pragma unroll
+            for (int high = 0; high < 2; high++) {
+                const float now = fmaxf(largest[high], part.largest[high]);
+                const Factors by = factors_of(largest[high], part.largest[high], now);
+                largest[high] = now;
+                sum[high] = joined(sum[high], part.sum[high], by);
+#pragma unroll
+                for (int i = 0; i < D_BLOCKS * 2; i++) {
+                    float& to = so_far[i / 2][high * 2 + i % 2];
+                    to = joined(to, part.out[i / 2][high * 2 + i % 2], by);
+                }
+            }
+        }
+        __syncthreads();
+    }
+    let_next_begin();
+    const u32 eights = (tokens + 7) / 8;
+#pragma unroll
+    for (int high = 0; high < 2; high++) {
+        const u32 row = first_row + warp * 16 + lane / 4 + high * 8;
+        if (row >= run.tokens * group) continue;
+        const u32 token = run.row + row / group, head = kv_head * group + row % group;
+        const float inverse = __fdiv_rn(1.0f, sum[high]);
+#pragma unroll
+        for (int block = 0; block < D_BLOCKS; block++) {
+            const u32 d = block * 8 + lane % 4 * 2;
+            if (d < dim)
+                *(u32*)(out + activation_at(head * dim + d, token, eights)) =
+                    held_pair(attended(so_far[block][high * 2], inverse), attended(so_far[block][high * 2 + 1], inverse));
+        }
+    }
+}
+
+// Few queries: a warp takes pages x, x + grid, .. of one key head of one run of at most 16 rows; grid [warps, key heads, runs].
+// Keys and values of its next page are on their way as soon as those of its last one are done with.  Partial results go to
+// `parts` [runs][key heads][pages][rows_max][HEAD_PAD] and `marks`, alike, of two: largest and sum.
+KERNEL void __launch_bounds__(32) attend_pages(
+    float* parts, float2* marks, const u16* queries, const Run* runs, const u8* pool, const u32* tables, u64 page_bytes,
+    u32 heads, u32 kv_heads, u32 rows_max, u32 pages_max) {
+    extern __shared__ __align__(128) u8 shared_pages[];
+    wait_for_earlier();
+    const Run run = runs[blockIdx.z];
+    const u32 kv_head = blockIdx.y, group = heads / kv_heads, lane = threadIdx.x;
+    const u32 count = run.tokens == 0 ? 0 : (run.start + run.tokens + 63) / 64;
+    u32 page = blockIdx.x;
+    if (page >= count) return;
+    const Pages pages = {(u8*)pool, tables, page_bytes, kv_heads};
+    const u32 base = shared_address(shared_pages);
+    auto copy = [&](u32 page, const u8* head, u32 part) {
+        const u32 end = run.start + run.tokens - page * 64;
+        copy_pieces<32>(base, head, end, part * PART_PIECES, (part + 1) * PART_PIECES);
+    };
+    const u8* head = head_of(pages, run.table, page, kv_head);
+    copy(page, head, 0);
+    copy(page, head, 1);
+    u32 q[D_STEPS][4];
+    load_queries(q, queries, run, 0, heads, kv_head, group);
+    for (;;) {
+        const u32 next = page + gridDim.x;
+        const bool more = next < count;
+        if (more) head = head_of(pages, run.table, next, kv_head);
+        Visible visible;
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            const u32 token = (lane / 4 + high * 8) / group;
+            visible.count[high] = token < run.tokens ? seen_of_page(run.start + token + 1, page) : 0;
+        }
+        Partial part;
+        float scores[8][4];
+        await_copies<1>();
+        __syncwarp();
+        weigh_page(part, scores, q, base, visible);
+        __syncwarp();
+        if (more) copy(next, head, 0);
+        else end_copies();
+        await_copies<1>();
+        __syncwarp();
+        add_values(part, scores, base);
+        __syncwarp();
+        if (more) copy(next, head, 1);
+        const u64 slot = ((u64)blockIdx.z * kv_heads + kv_head) * pages_max + page;
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            const u32 row = lane / 4 + high * 8;
+            if (row >= run.tokens * group) continue;
+            const u64 at = slot * rows_max + row;
+            if (lane % 4 == 0) marks[at] = make_float2(part.largest[high], part.sum[high]);
+#pragma unroll
+            for (int block = 0; block < D_BLOCKS; block++)
+                *(float2*)(parts + at * HEAD_PAD + block * 8 + lane % 4 * 2) =
+                    make_float2(part.out[block][high * 2], part.out[block][high * 2 + 1]);
+        }
+        if (!more) return;
+        page = next;
+    }
+}
+
+// Joins the partial results of one row in the order of pages; grid [rows_max * parts of 32 numbers, key heads, runs].  All threads
+// copy pages ahead, in stages, and find what each is multiplied with; one warp joins numbers, and one sums of weights.
+#define JOIN_THREADS 128
+#define JOIN_STAGES 3
+#define JOIN_NUMBERS (HEAD_PAD % 32 ? 16 : 32)
+KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
+    u16* out, const float* parts, const float2* marks, const Run* runs, u32 tokens, u32 heads, u32 kv_heads, u32 dim,
+    u32 rows_max, u32 pages_max) {
+    extern __shared__ __align__(128) u8 shared_parts[];       // [JOIN_STAGES][pages of a stage][JOIN_NUMBERS]
+    __shared__ float2 by[JOIN_THREADS];
+    __shared__ float sums[JOIN_THREADS], warps[JOIN_THREADS / 32], so_large, sum_of_all;
+    constexpr u32 SPLITS = HEAD_PAD / JOIN_NUMBERS, PIECES = JOIN_NUMBERS / 4;
+    wait_for_earlier();
+    const Run run = runs[blockIdx.z];
+    const u32 row = blockIdx.x / SPLITS, first_number = blockIdx.x % SPLITS * JOIN_NUMBERS, kv_head = blockIdx.y;
+    const u32 group = heads / kv_heads;
+    if (row >= run.tokens * group) return;
+    const u32 count = (run.start + row / group + 1 + 63) / 64, stage_pages = min(pages_max, (u32)JOIN_THREADS);
+    const u64 slot = ((u64)blockIdx.z * kv_heads + kv_head) * pages_max * rows_max + row;
+    const u32 own = threadIdx.x, lane = own % 32, warp = own / 32, stage_bytes = stage_pages * JOIN_NUMBERS * 4;
+    const u32 base = shared_address(shared_parts);
+    auto copy_stage = [&](u32 stage) {
+        const u32 first = stage * stage_pages, here = first < count ? min(count - first, stage_pages) : 0;
+        const float* from = parts + (slot + (u64)first * rows_max) * HEAD_PAD + first_number;
+        const u32 to = base + stage % JOIN_STAGES * stage_bytes;
+        for (u32 at = own; at < here * PIECES; at += JOIN_THREADS)
+            copy16(to + at * 16, from + (u64)(at / PIECES) * rows_max * HEAD_PAD + at % PIECES * 4, true);
+        end_copies();
+    };
+    auto mark_of = [&](u32 page) {
+        const bool counts = own < stage_pages && page < count;
+        return counts ? marks[slot + (u64)page * rows_max] : make_float2(NO_SCORE, 0.0f);
+    };
+    float2 mark = mark_of(own);
+#pragma unroll
+    for (u32 stage = 0; stage < JOIN_STAGES - 1; stage++) copy_stage(stage);
+    float largest = NO_SCORE, value = 0.0f;
+    for (u32 stage = 0, first = 0; first < count; stage++, first += stage_pages) {
+        // The largest up to each page and before it.
+        float up_to = mark.x;
+#pragma unroll
+        for (int apart = 1; apart < 32; apart *= 2) {
+            float other = __shfl_up_sync(~0u, up_to, apart);
+            if (lane >= apart) up_to = fmaxf(up_to, other);
+        }
+        if (lane == 31) warps[warp] = up_to;
+        float before = __shfl_up_sync(~0u, up_to, 1);
+        if (lane == 0) before = NO_SCORE;
+        __syncthreads();
+        float earlier = largest;
+#pragma unroll
+        for (u32 i = 0; i < JOIN_THREADS / 32 - 1; i++)
+            if (i < warp) earlier = fmaxf(earlier, warps[i]);
+        before = fmaxf(before, earlier), up_to = fmaxf(up_to, earlier);
+        const Factors factors = factors_of(before, mark.x, up_to);
+        by[own] = make_float2(factors.before, factors.now);
+        sums[own] = mark.y;
+        const u32 here = min(count - first, stage_pages);
+        if (own == here - 1) so_large = up_to;
+        mark = mark_of(first + stage_pages + own);
+        await_copies<JOIN_STAGES - 2>();
+        __syncthreads();
+        copy_stage(stage + JOIN_STAGES - 1);
+        largest = so_large;
+        if (warp == 0) {
+            const float* from = (const float*)(shared_parts + stage % JOIN_STAGES * stage_bytes) + lane % JOIN_NUMBERS;
+#pragma unroll 8
+            for (u32 i = 0; i < here; i++) value = joined(value, from[i * JOIN_NUMBERS], {by[i].x, by[i].y});
+        } else if (warp == 1) {
+#pragma unroll 8
+            for (u32 i = 0; i < here; i++) value = joined(value, sums[i], {by[i].x, by[i].y});
+        }
+        __syncthreads();
+    }
+    if (own == 32) sum_of_all = value;
+    __syncthreads();
+    if (warp > 0) return;
+    value = attended(value, __fdiv_rn(1.0f, sum_of_all));
+    const float next = __shfl_down_sync(~0u, value, 1);
+    const u32 number = first_number + lane;
+    if (lane < JOIN_NUMBERS && number < dim && number % 2 == 0) {
+        const u32 token = run.row + row / group, head = kv_head * group + row % group, eights = (tokens + 7) / 8;
+        *(u32*)(out + activation_at(head * dim + number, token, eights)) = held_pair(value, next);
+    }
+}
