@@ -12,7 +12,7 @@ use smelt_backend::{
 };
 use smelt_cuda::decoder::{CudaDecoder, DescribedDecoder, KIND};
 use smelt_cuda::graph::CudaGraph;
-use smelt_cuda::{CudaTarget, Driver, NoCard, Sm};
+use smelt_cuda::{CudaTarget, NoCard, Sm};
 use smelt_engine::graph;
 use smelt_plan::Pipeline;
 use smelt_plan::device::{ABSENT, FACTS, Facts};
