@@ -25,7 +25,7 @@ pub struct PackedForCard {
 }
 
 enum Either {
-    One(Unsealed<GraphFile>),
+    One(Box<Unsealed<GraphFile>>),
     Grids(Unsealed<GridsFile>),
 }
 
@@ -44,7 +44,7 @@ pub fn pack_for_card(
     let unsealed = if onnx_dir.join(GRIDS_FILE).exists() {
         Either::Grids(grids::tried(onnx_dir, &options, out_dir, &mut heads, progress)?)
     } else {
-        Either::One(build::tried(onnx_dir, &options, out_dir, &mut heads, progress)?)
+        Either::One(Box::new(build::tried(onnx_dir, &options, out_dir, &mut heads, progress)?))
     };
     Ok(PackedForCard { dir: out_dir.to_owned(), unsealed, head: heads.most })
 }
@@ -66,7 +66,7 @@ impl PackedForCard {
         let kernels = kernels_entry(&dir, file, image, [LAYOUT as usize, head]).map_err(written)?;
         let word = target.word();
         match unsealed {
-            Either::One(unsealed) => seal(unsealed, word, kernels),
+            Either::One(unsealed) => seal(*unsealed, word, kernels),
             Either::Grids(unsealed) => seal(unsealed, word, kernels),
         }
         .map_err(written)?;
