@@ -564,6 +564,8 @@ mod tests {
 
     #[test]
     fn the_longest_program_has_room() {
-        assert!(3 + (2 + MAP_OPERANDS) * MAP_DIMS + MAP_OPERANDS + 3 * MAP_VALUES <= MAP_WORDS);
+        const {
+            assert!(3 + (2 + MAP_OPERANDS) * MAP_DIMS + MAP_OPERANDS + 3 * MAP_VALUES <= MAP_WORDS);
+        }
     }
 }

@@ -26,7 +26,7 @@ pub struct PackedForCard {
 
 enum Either {
     One(Box<Unsealed<GraphFile>>),
-    Grids(Unsealed<GridsFile>),
+    Grids(Box<Unsealed<GridsFile>>),
 }
 
 /// Packs the graph, or the graphs, in `onnx_dir` for cards, and runs each once on processors.  `progress` hears what is
@@ -42,7 +42,7 @@ pub fn pack_for_card(
     let options = Options { precision: Precision::F32, tactics: None };
     let mut heads = Heads { most: 0 };
     let unsealed = if onnx_dir.join(GRIDS_FILE).exists() {
-        Either::Grids(grids::tried(onnx_dir, &options, out_dir, &mut heads, progress)?)
+        Either::Grids(Box::new(grids::tried(onnx_dir, &options, out_dir, &mut heads, progress)?))
     } else {
         Either::One(Box::new(build::tried(onnx_dir, &options, out_dir, &mut heads, progress)?))
     };
@@ -67,7 +67,7 @@ impl PackedForCard {
         let word = target.word();
         match unsealed {
             Either::One(unsealed) => seal(*unsealed, word, kernels),
-            Either::Grids(unsealed) => seal(unsealed, word, kernels),
+            Either::Grids(unsealed) => seal(*unsealed, word, kernels),
         }
         .map_err(written)?;
         GraphEngine::open_all_for(&dir, word)?;

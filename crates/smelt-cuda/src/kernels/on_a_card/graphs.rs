@@ -351,7 +351,7 @@ impl Attending {
         let x: Vec<f32> =
             random.noise(batch * rows * 3 * heads * dim).iter().map(|x| x * 2.0).collect();
         // A sixth of the keys is hidden, and never one from itself.
-        let hides = |row: usize, key: usize| row != key && (row * 7 + key) % 6 == 0;
+        let hides = |row: usize, key: usize| row != key && (row * 7 + key).is_multiple_of(6);
         let mask: Vec<f32> = (0..rows * rows)
             .map(|at| if hides(at / rows, at % rows) { f32::MIN } else { 0.25 })
             .collect();
