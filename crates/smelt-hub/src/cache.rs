@@ -23,7 +23,6 @@ use serde::Deserialize;
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 
-use super::api::RemoteFile;
 use super::error::{HubError, fault};
 use super::name::{Commit, FileName, Repo, Revision, is_hex};
 use super::select::{is_code, is_weights, select};
@@ -177,14 +176,19 @@ impl Folder {
         [self.blob(hash), self.snapshot(commit).join(file)]
     }
 
-    /// Bytes of a listed file that are not here, whole or in part; nothing where its size is not said.
-    pub(super) fn missing_bytes(&self, commit: &Commit, file: &RemoteFile) -> Option<u64> {
-        let (bytes, Some(hash)) = (file.bytes?, &file.hash) else { return file.bytes };
-        let mut places = self.places(commit, &file.name, hash).into_iter();
+    /// How many of a file's `bytes` are not here, whole or in part.
+    pub(super) fn missing_bytes(
+        &self,
+        commit: &Commit,
+        file: &str,
+        hash: &Hash,
+        bytes: u64,
+    ) -> u64 {
+        let mut places = self.places(commit, file, hash).into_iter();
         if places.any(|place| size_of(&place) == Some(bytes)) {
-            return Some(0);
+            return 0;
         }
-        Some(bytes.saturating_sub(size_of(&self.partial(hash)).unwrap_or(0)))
+        bytes.saturating_sub(size_of(&self.partial(hash)).unwrap_or(0))
     }
 
     /// Makes the snapshot's `file` a link to its blob, unless it is a file of its own.

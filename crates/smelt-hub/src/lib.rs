@@ -250,7 +250,12 @@ impl Hub {
     ) -> Result<Option<u64>, HubError> {
         let folder = self.folder(&address.repo);
         self.in_weights(address, commit, |weights| {
-            let missing = |listed: &RemoteFile| folder.missing_bytes(commit, listed);
+            let missing = |listed: &RemoteFile| match (&listed.hash, listed.bytes) {
+                (Some(hash), Some(bytes)) => {
+                    Some(folder.missing_bytes(commit, &listed.name, hash, bytes))
+                }
+                _ => listed.bytes,
+            };
             weights.ok()?.into_iter().map(missing).sum()
         })
     }
