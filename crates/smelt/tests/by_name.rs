@@ -172,8 +172,9 @@ fn who_talks_with_what_was_built_on_the_way_is_ended_by_a_signal() {
     let world = World::new("");
     let mut command = world.command(&["chat", MODEL]);
     let mut child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    let is_built = || !listed(&world).is_empty();
-    assert!(until(is_built), "it is built");
+    // There is no store yet when it begins.
+    let is_there = || world.smelt(&["ls"]).code == Some(0);
+    assert!(until(|| is_there() && !listed(&world).is_empty()), "it is built");
     thread::sleep(Duration::from_millis(500));
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
     assert!(until(|| child.try_wait().unwrap().is_some()), "it has ended");

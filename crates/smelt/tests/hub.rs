@@ -357,7 +357,7 @@ fn what_cannot_be_had_is_one_line_with_its_place() {
         for command in ["plan", "run"] {
             let ended = hub.smelt(&[command, "p.toml"], &[]);
             assert_eq!(ended.code, Some(code), "{}", ended.stderr);
-            assert!(ended.stderr.starts_with("smelt: p.toml:23:8: hf:"), "{}", ended.stderr);
+            assert!(ended.stderr.starts_with("smelt: p.toml:27:8: hf:"), "{}", ended.stderr);
             assert!(ended.stderr.contains(words), "{}", ended.stderr);
             assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
         }
