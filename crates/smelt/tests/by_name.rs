@@ -20,7 +20,11 @@ fn chat(world: &World, model: &str) -> Ended {
 
 /// The deployments that are listed.
 fn listed(world: &World) -> Vec<Value> {
-    let listed: Value = serde_json::from_str(&world.smelt(&["ls", "--json"]).stdout).unwrap();
+    deployments(&world.smelt(&["ls", "--json"]))
+}
+
+fn deployments(listed: &Ended) -> Vec<Value> {
+    let listed: Value = serde_json::from_str(&listed.stdout).unwrap();
     listed["deployments"].as_array().unwrap().clone()
 }
 
@@ -172,9 +176,12 @@ fn who_talks_with_what_was_built_on_the_way_is_ended_by_a_signal() {
     let world = World::new("");
     let mut command = world.command(&["chat", MODEL]);
     let mut child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    // There is no store yet when it begins.
-    let is_there = || world.smelt(&["ls"]).code == Some(0);
-    assert!(until(|| is_there() && !listed(&world).is_empty()), "it is built");
+    // Before its first stage there may be no store.
+    let is_built = || {
+        let listed = world.smelt(&["ls", "--json"]);
+        listed.code == Some(0) && !deployments(&listed).is_empty()
+    };
+    assert!(until(is_built), "it is built");
     thread::sleep(Duration::from_millis(500));
     kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
     assert!(until(|| child.try_wait().unwrap().is_some()), "it has ended");
