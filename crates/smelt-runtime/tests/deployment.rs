@@ -251,7 +251,9 @@ fn a_prompt_that_memory_does_not_hold_is_refused_before_pictures_are_looked_at()
 fn a_deployment_is_opened_as_it_says_that_it_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let kv = Some(KvType::Int8);
-    let serving = Serving { kv, memory_bytes_max: Some(1), ..Serving::default() };
+    // A service wants room for two blocks, and the engine has one sequence of one.
+    let slots = Some(2);
+    let serving = Serving { kv, slots, memory_bytes_max: Some(1), ..Serving::default() };
     let deployed = deploy_on(dir.path(), &[], &Spec { serving, ..spec() });
     let opened = |kind| {
         let kv = KvOptions { kind, ..KvOptions::default() };
