@@ -1,14 +1,14 @@
 //! Runs every check, in the order that fails fastest, and says how long each took.
 
 use std::fmt;
-use std::process::{Command, ExitCode};
+use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::{
-    bench, cma, conformance, cross, fetch, lanes, onnxruntime, operation, power_cuts, root, tidy,
+    bench, cma, conformance, cross, fetch, onnxruntime, operation, power_cuts, root, tidy,
     unchanged, walks,
 };
 
@@ -47,44 +47,25 @@ const INPUTS: [&str; 8] =
 /// A check that is our own: its name, what it reads beside [`INPUTS`], and how it runs, or says that it cannot.
 type CheckFn = (&'static str, &'static [&'static str], fn() -> Result<bool>);
 
-/// Checks that run side by side: each lane does its own one after the other.
-const LANES: [&[CheckFn]; 1] = [
-    // Side by side on two cores they were never tried as a whole, and some are held to a time.  `cma` goes on from what
-    // `aarch64` built.
-    &[
-        ("onnxruntime", &[], || ran(onnxruntime::run())),
-        ("conformance", &[], || ran(conformance::run())),
-        ("bench cpu", &[], || ran(bench::cpu::run(&["--smoke"]))),
-        ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
-        ("bench router", &[], || ran(bench::router::run(&["--smoke"]))),
-        ("operation", &["docs"], || ran(operation::run())),
-        ("walks", &["README.md", "docs"], || ran(walks::run())),
-        ("aarch64", &[], || ran(cross::test_engine())),
-        ("cma", &[], || cma::run(cma::CI)),
-        ("power cuts", &[], || power_cuts::run(power_cuts::CI)),
-    ],
+/// Checks of our own, in their order; `cma` goes on from what `aarch64` built.
+const OWN: [CheckFn; 10] = [
+    ("onnxruntime", &[], || ran(onnxruntime::run())),
+    ("conformance", &[], || ran(conformance::run())),
+    ("bench cpu", &[], || ran(bench::cpu::run(&["--smoke"]))),
+    ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
+    ("bench router", &[], || ran(bench::router::run(&["--smoke"]))),
+    ("operation", &["docs"], || ran(operation::run())),
+    ("walks", &["README.md", "docs"], || ran(walks::run())),
+    ("aarch64", &[], || ran(cross::test_engine())),
+    ("cma", &[], || cma::run(cma::CI)),
+    ("power cuts", &[], || power_cuts::run(power_cuts::CI)),
 ];
 
 /// What a step took.
-#[derive(Clone, Debug)]
-pub(crate) struct Took {
-    pub(crate) name: &'static str,
+struct Took {
+    name: &'static str,
     /// Nothing where it was not run.
     seconds: Option<u64>,
-}
-
-impl Took {
-    /// Of a step that has ended now; tells it.
-    pub(crate) fn since(name: &'static str, begin: Instant, has_run: bool) -> Self {
-        let took = Self { name, seconds: has_run.then(|| begin.elapsed().as_secs()) };
-        println!("\n{took}");
-        took
-    }
-
-    #[cfg(test)]
-    pub(crate) fn has_run(&self) -> bool {
-        self.seconds.is_some()
-    }
 }
 
 impl fmt::Display for Took {
@@ -102,18 +83,21 @@ pub(crate) fn run(all: bool) -> Result<()> {
     if all {
         unchanged::forget()?;
     }
-    let times = thread::scope(|scope| {
+    let mut times = thread::scope(|scope| {
         let coming = scope.spawn(fetch::for_tests);
         let mut times = steps(&LINTS, &[])?;
         let variables = coming.join().expect("what is fetched does not panic")?;
         // It comes while the tests are compiled.
         scope.spawn(fetch::for_checks);
         times.extend(steps(&TESTS, &variables)?);
-        times.push(step("tidy", tidy::run)?);
+        times.push(step("tidy", || ran(tidy::run()))?);
         anyhow::Ok(times)
     })?;
-    let lanes = LANES.map(|lane| lane.iter().map(|(name, ..)| *name).collect());
-    for took in times.into_iter().chain(lanes::run(&lanes)?) {
+    for (name, own, check) in OWN {
+        let inputs = [&INPUTS, own].concat();
+        times.push(step(name, || unchanged::or_run(name, &inputs, check))?);
+    }
+    for took in times {
         println!("{took}");
     }
     println!("{:12} {:4} s", "all", begin.elapsed().as_secs());
@@ -123,22 +107,17 @@ pub(crate) fn run(all: bool) -> Result<()> {
 /// Runs steps of cargo's, one after the other.
 fn steps(all: &[(&'static str, &[&str])], variables: &[(&str, String)]) -> Result<Vec<Took>> {
     let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    all.iter().map(|(name, arguments)| step(name, || cargo(arguments, &variables))).collect()
+    let one = |name, arguments: &[&str]| step(name, || ran(cargo(arguments, &variables)));
+    all.iter().map(|(name, arguments)| one(*name, arguments)).collect()
 }
 
-fn step(name: &'static str, run: impl FnOnce() -> Result<()>) -> Result<Took> {
+/// Runs a step, which says whether it did something, and tells what it took.
+fn step(name: &'static str, run: impl FnOnce() -> Result<bool>) -> Result<Took> {
     let begin = Instant::now();
-    run().with_context(|| format!("{name} failed"))?;
-    Ok(Took::since(name, begin, true))
-}
-
-/// One of the checks that run side by side, in a process of its own.
-pub(crate) fn check(name: &str) -> ExitCode {
-    let known = LANES.concat().into_iter().find(|(known, ..)| *known == name);
-    lanes::exit(match known {
-        Some((_, own, step)) => unchanged::or_run(name, &[&INPUTS, own].concat(), step),
-        None => Err(anyhow!("ci has no check that is called {name}")),
-    })
+    let has_run = run().with_context(|| format!("{name} failed"))?;
+    let took = Took { name, seconds: has_run.then(|| begin.elapsed().as_secs()) };
+    println!("\n{took}");
+    Ok(took)
 }
 
 fn ran(step: Result<()>) -> Result<bool> {
@@ -167,7 +146,7 @@ mod tests {
 
     #[test]
     fn what_steps_depend_on_is_there() {
-        for (_, own, _) in LANES.concat() {
+        for (_, own, _) in OWN {
             unchanged::digest(&[&INPUTS, own].concat()).unwrap();
         }
     }

@@ -14,7 +14,6 @@ mod demo;
 mod fetch;
 mod fuzz;
 mod guest;
-mod lanes;
 mod llama;
 mod mutants;
 mod nightly;
@@ -137,8 +136,6 @@ fn main() -> ExitCode {
         ["bench", "cuda", ref rest @ ..] => bench::cuda::run(rest),
         ["bench", "film", ref rest @ ..] => bench::film::run(rest),
         ["bench", "router", ref rest @ ..] => bench::router::run(rest),
-        // Started by `ci`, side by side.
-        ["ci-check", name] => return ci::check(name),
         // Started by `bench workflow`, and measured.
         ["floor", ref rest @ ..] => bench::workflow::floor(rest),
         // Started by `bench` for each process it measures.
