@@ -93,7 +93,7 @@ fn run_tests(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Fetches what is not here into `folder`, with a kernel of `release`, and finds out who executes.
+/// Fetches what is not here, a kernel of `release` into `folder` and what all guests share beside it, and finds out who executes.
 fn prepare(folder: &Path, program: &Path, release: Option<&str>) -> Result<Machine> {
     need_qemu(Board::Pc)?;
     debian::need_alone("busybox-static", || debian::runs("busybox", "--help"))?;
@@ -101,6 +101,7 @@ fn prepare(folder: &Path, program: &Path, release: Option<&str>) -> Result<Machi
     debian::need_alone("exfatprogs", || debian::path_of("mkfs.exfat").is_ok())?;
     let busybox = debian::path_of("busybox")?;
     let busybox = fs::read(&busybox).with_context(|| busybox.display().to_string())?;
+    let nfs = NfsServer::fetch(&target().join("other-kernel"))?;
     let packages = match release {
         Some(release) => Packages::of_release(release, folder)?,
         None => Packages::own(),
@@ -113,7 +114,7 @@ fn prepare(folder: &Path, program: &Path, release: Option<&str>) -> Result<Machi
         kernel: Kernel::fetch(&packages, KERNEL, &MODULES, folder)?,
         files: vec![
             ("bin/busybox".to_owned(), busybox),
-            ("order".to_owned(), order(program, &NfsServer::fetch(folder)?).into_bytes()),
+            ("order".to_owned(), order(program, &nfs).into_bytes()),
         ],
         functions: include_str!("other_kernel/functions.sh"),
         folder: folder.to_owned(),
