@@ -461,18 +461,9 @@ impl Places<'_> {
             Step::Product { x, weight, bias, rows, out } => {
                 let [outputs, columns] = weight.shape;
                 let null = DeviceAddress::NULL;
-                let device = DeviceWeight {
-                    form: weight_form(),
-                    rows: outputs,
-                    columns: padded_columns(columns as usize) as u32,
-                    levels: self.weight(weight)?,
-                    scales: null,
-                    zeros: null,
-                    mins: null,
-                    spans: null,
-                    min_spans: null,
-                    row_scales: null,
-                };
+                let columns = padded_columns(columns as usize) as u32;
+                let levels = self.weight(weight)?;
+                let device = DeviceWeight::of_levels(weight_form(), outputs, columns, levels);
                 let bias = self.vector(*bias)?;
                 let halves = self.spot(Spot::Value(*x, 0))?;
                 let x = Activations { halves, sums: null, tokens: *rows };

@@ -222,6 +222,23 @@ pub struct DeviceWeight {
 }
 
 impl DeviceWeight {
+    /// One of so many rows and padded columns that is nothing but levels.
+    pub fn of_levels(form: WeightForm, rows: u32, columns: u32, levels: DeviceAddress) -> Self {
+        let none = DeviceAddress::NULL;
+        Self {
+            form,
+            rows,
+            columns,
+            levels,
+            scales: none,
+            zeros: none,
+            mins: none,
+            spans: none,
+            min_spans: none,
+            row_scales: none,
+        }
+    }
+
     fn padded_rows(&self) -> u32 {
         self.rows.next_multiple_of(STRIP_ROWS as u32)
     }
@@ -535,18 +552,7 @@ mod tests {
                     if !shape.takes(tokens) {
                         continue;
                     }
-                    let weight = DeviceWeight {
-                        form,
-                        rows,
-                        columns: 256,
-                        levels: null,
-                        scales: null,
-                        zeros: null,
-                        mins: null,
-                        spans: null,
-                        min_spans: null,
-                        row_scales: null,
-                    };
+                    let weight = DeviceWeight::of_levels(form, rows, 256, null);
                     let x = Activations { halves: null, sums: null, tokens };
                     let outcome = Outcome::Store { out: null, stride: rows };
                     let state = State { numbers: null, norm: null, hidden: 250, eps: 0.0 };

@@ -295,18 +295,8 @@ fn weights(bench: &Bench, rows: usize, columns: usize) {
             let halves = bench.put_activations(x, rows, padded);
             let out = bench.poisoned(rows * outputs * 4);
             let null = DeviceAddress::NULL;
-            let device = DeviceWeight {
-                form: weight_form(),
-                rows: outputs as u32,
-                columns: padded as u32,
-                levels: levels.address(),
-                scales: null,
-                zeros: null,
-                mins: null,
-                spans: null,
-                min_spans: null,
-                row_scales: null,
-            };
+            let (wide, levels) = (padded as u32, levels.address());
+            let device = DeviceWeight::of_levels(weight_form(), outputs as u32, wide, levels);
             let tokens = rows as u32;
             let x = Activations { halves: halves.address(), sums: null, tokens };
             let outcome = Outcome::Store { out: out.address(), stride: outputs as u32 };
