@@ -82,11 +82,8 @@ pub(super) fn tried(
     check: &mut dyn PlanCheck,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Unsealed<GraphFile>, BuildError> {
-    let Source { mut graph, constants, inputs, path } = Source::read(onnx_dir, MODEL_FILE)?;
-    graph.tactics.clone_from(&options.tactics);
-    if check.wants_rows() {
-        graph.products.clear();
-    }
+    let source = Source::read(onnx_dir, MODEL_FILE)?.planned(options, check);
+    let Source { graph, constants, inputs, path } = source;
     let given = graph.inputs.clone();
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
@@ -139,6 +136,15 @@ impl Source {
         graph.products = products(&graph, &constants);
         let inputs = tried_inputs(&graph.inputs).map_err(graph_error)?;
         Ok(Self { graph, constants, inputs, path })
+    }
+
+    /// The same, planned by the tactics of `options` and with the products that whoever runs it reads.
+    pub(super) fn planned(mut self, options: &Options, check: &dyn PlanCheck) -> Self {
+        self.graph.tactics.clone_from(&options.tactics);
+        if check.wants_rows() {
+            self.graph.products.clear();
+        }
+        self
     }
 }
 

@@ -39,14 +39,10 @@ pub(super) fn tried(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Unsealed<GridsFile>, BuildError> {
     let list = GridList::read(onnx_dir)?;
-    let read = |entry: &(Grid, String)| Ok((entry.0, Source::read(onnx_dir, &entry.1)?));
-    let mut sources = list.grids.iter().map(read).collect::<Result<Vec<_>, BuildError>>()?;
-    for (_, source) in &mut sources {
-        source.graph.tactics.clone_from(&options.tactics);
-        if check.wants_rows() {
-            source.graph.products.clear();
-        }
-    }
+    let read = |entry: &(Grid, String)| {
+        Ok((entry.0, Source::read(onnx_dir, &entry.1)?.planned(options, check)))
+    };
+    let sources = list.grids.iter().map(read).collect::<Result<Vec<_>, BuildError>>()?;
     let paths: Vec<_> = sources.iter().map(|(_, source)| source.path.clone()).collect();
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
