@@ -8,6 +8,10 @@ use std::path::Path;
 
 use nix::sys::stat::{major, minor};
 
+/// How often the kernel's list is read for one that is not in it: while others lock and unlock, it is given in pieces that may
+/// lack a line.
+const LOOKS: usize = 5;
+
 /// A process that holds a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LockHolder(u32);
@@ -17,6 +21,10 @@ impl LockHolder {
     pub fn of(file: &File) -> Option<Self> {
         let stat = file.metadata().ok()?;
         let place = (major(stat.dev()), minor(stat.dev()), stat.ino());
+        (0..LOOKS).find_map(|_| Self::look(place))
+    }
+
+    fn look(place: (u64, u64, u64)) -> Option<Self> {
         let taker = Self::in_list(&fs::read_to_string("/proc/locks").ok()?, place)?;
         // Whoever took it may be gone, and have left it to what it started or was started by.
         if taker.is_there() { Some(taker) } else { Self::by_descriptors(place) }
