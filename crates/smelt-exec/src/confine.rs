@@ -401,6 +401,7 @@ fn bound(command: &mut Command, bounds: Bounds<'_>) -> io::Result<Started> {
         queues::part();
     }
     let network = bounds.strict.map(|strict| network::hold(strict, is_covered)).transpose()?;
+    nix::sys::prctl::set_no_new_privs()?;
     capabilities::drop_but(bounds.capabilities, true)?;
     let has_own_shared = bounds.has_own_shared || is_covered && !bounds.shares;
     rules(Bounds { has_own_shared, ..bounds })?.restrict_self().map_err(io::Error::other)?;
@@ -443,10 +444,10 @@ fn isolated(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Option<Way
 /// Programs whose files give them rights keep them only where nothing is held.
 fn free_of_rights(command: &mut Command, bounds: Bounds<'_>, is_held: bool) -> io::Result<Started> {
     let network = bounds.strict.map(|strict| network::hold(strict, is_held)).transpose()?;
-    capabilities::drop_but(bounds.capabilities, bounds.is_apart || !is_held)?;
     if is_held {
         nix::sys::prctl::set_no_new_privs()?;
     }
+    capabilities::drop_but(bounds.capabilities, bounds.is_apart || !is_held)?;
     Ok((network, command.spawn()?))
 }
 
