@@ -159,3 +159,20 @@ __device__ __forceinline__ float joined(float before, float now, const Factors& 
 }
 // The last step: adding zero makes a zero of either sign one.
 __device__ __forceinline__ float attended(float out, float inverse) { return __fadd_rn(__fmul_rn(out, inverse), 0.0f); }
+
+// Joins the next page to what came of those before.
+__device__ __forceinline__ void join(
+    float (&so_far)[D_BLOCKS][4], float (&largest)[2], float (&sum)[2], const Partial& part) {
+#pragma unroll
+    for (int high = 0; high < 2; high++) {
+        const float now = fmaxf(largest[high], part.largest[high]);
+        const Factors by = factors_of(largest[high], part.largest[high], now);
+        largest[high] = now;
+        sum[high] = joined(sum[high], part.sum[high], by);
+#pragma unroll
+        for (int i = 0; i < D_BLOCKS * 2; i++) {
+            float& to = so_far[i / 2][high * 2 + i % 2];
+            to = joined(to, part.out[i / 2][high * 2 + i % 2], by);
+        }
+    }
+}

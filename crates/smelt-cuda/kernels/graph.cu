@@ -167,18 +167,7 @@ __device__ __forceinline__ void attend_everything(
         Partial part;
         if (MASKED) attend_page(part, q, base + page % 2 * PAGE, SeenThrough{mask, {mask_at[0], mask_at[1]}, first, present});
         else attend_page(part, q, base + page % 2 * PAGE, Visible{{present, present}});
-#pragma unroll
-        for (int high = 0; high < 2; high++) {
-            const float now = fmaxf(largest[high], part.largest[high]);
-            const Factors by = factors_of(largest[high], part.largest[high], now);
-            largest[high] = now;
-            sum[high] = joined(sum[high], part.sum[high], by);
-#pragma unroll
-            for (int i = 0; i < D_BLOCKS * 2; i++) {
-                float& to = so_far[i / 2][high * 2 + i % 2];
-                to = joined(to, part.out[i / 2][high * 2 + i % 2], by);
-            }
-        }
+        join(so_far, largest, sum, part);
         __syncthreads();
     }
     let_next_begin();

@@ -46,18 +46,7 @@ KERNEL void __launch_bounds__(128) attend_prompt(
         if (__any_sync(~0u, visible[0] + visible[1] > 0)) {
             Partial part;
             attend_page(part, q, base + page % 2 * PAGE, Visible{{visible[0], visible[1]}});
-#pragma unroll
-            for (int high = 0; high < 2; high++) {
-                const float now = fmaxf(largest[high], part.largest[high]);
-                const Factors by = factors_of(largest[high], part.largest[high], now);
-                largest[high] = now;
-                sum[high] = joined(sum[high], part.sum[high], by);
-#pragma unroll
-                for (int i = 0; i < D_BLOCKS * 2; i++) {
-                    float& to = so_far[i / 2][high * 2 + i % 2];
-                    to = joined(to, part.out[i / 2][high * 2 + i % 2], by);
-                }
-            }
+            join(so_far, largest, sum, part);
         }
         __syncthreads();
     }
