@@ -1,6 +1,7 @@
 // Chooses tokens from rows of logits by the host's own steps: equal logits and an equal draw give the equal token.
 //
-// Every sum has the host's order and every product its rounding; sums of a bucket are exact in f64, so theirs is free.
+// Every sum has the host's order and every product its rounding; sums of a bucket are exact in f64, so theirs is free, and all
+// blocks of a row add to them at once.
 // What a block cannot hold is left to the host, which gets the row.
 
 #define CHOOSE_THREADS 1024
@@ -55,6 +56,13 @@ struct ChoiceResult {
 };
 
 struct TokenNumber { u32 token; float number; };
+
+// The weights of a row by logit, where more tokens may count than are sorted.
+struct RowBuckets {
+    double weights[BUCKETS];
+    // The first bucket with a token that is too unlikely.
+    u32 unlikely, unused;
+};
 
 // The exponential of a number that is not positive, by the host's own steps.
 __device__ __forceinline__ float exp_as_host(float x) {
@@ -204,15 +212,27 @@ __device__ __forceinline__ View view_of(
     return {copied ? rows + (u64)index * vocab : raw, lengths[index], choice.scale, (choice.asks & ASKS_TOKEN) != 0};
 }
 
-// The largest logit of each 64, no number where one is not finite; grid [blocks of 64 / 16, choices, views].
-// `largest` and `weights` are [choices][2][blocks].
+// Whether weights are added up by logit: how many tokens count depends on their probability.
+__device__ __forceinline__ bool needs_buckets(const Choice& choice, u32 view) {
+    return !view && choice.scale != 0.0f && choice.top_k == 0 && (choice.top_p < 1.0f || choice.min_p != 0.0f);
+}
+
+// The largest logit of each 64, no number where one is not finite, and of views that tokens are chosen from the smallest; grid
+// [blocks of 64 / 16, choices, views].  `largest` and `weights` are [choices][2][blocks], `smallest` is [choices][blocks].
+// Leaves no weight in the buckets of the choice.
 KERNEL void __launch_bounds__(256) choose_largest(
-    float* largest, const float* rows, const u32* lengths, const float* logits, const Choice* choices, u32 vocab, u32 blocks) {
+    float* largest, const float* rows, const u32* lengths, const float* logits, const Choice* choices, u32 vocab, u32 blocks,
+    float* smallest, RowBuckets* buckets) {
     wait_for_earlier();
     const View view = view_of(choices[blockIdx.y], blockIdx.y, blockIdx.z, rows, lengths, logits, vocab);
+    if (view.wanted && needs_buckets(choices[blockIdx.y], blockIdx.z)) {
+        RowBuckets& own = buckets[blockIdx.y];
+        for (u32 i = blockIdx.x * 256 + threadIdx.x; i < BUCKETS; i += gridDim.x * 256) own.weights[i] = 0.0;
+        if (blockIdx.x == 0 && threadIdx.x == 0) own.unlikely = BUCKETS;
+    }
     const u32 lane = threadIdx.x % 16, block = blockIdx.x * 16 + threadIdx.x / 16;
     if (!view.wanted || block >= blocks) return;
-    float most = __uint_as_float(0xFF800000);
+    float most = __uint_as_float(0xFF800000), least = __uint_as_float(0x7F800000);
     bool fault = false;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -220,12 +240,16 @@ KERNEL void __launch_bounds__(256) choose_largest(
         if (at >= view.length) continue;
         const float logit = view.row[at];
         fault = fault || !is_finite(logit);
-        most = fmaxf(most, logit);
+        most = fmaxf(most, logit), least = fminf(least, logit);
     }
     const u32 mates = threadIdx.x % 32 < 16 ? 0xFFFFu : 0xFFFF0000u;
 #pragma unroll
-    for (int apart = 8; apart > 0; apart /= 2) most = fmaxf(most, __shfl_xor_sync(mates, most, apart));
+    for (int apart = 8; apart > 0; apart /= 2) {
+        most = fmaxf(most, __shfl_xor_sync(mates, most, apart));
+        least = fminf(least, __shfl_xor_sync(mates, least, apart));
+    }
     fault = __any_sync(mates, fault);
+    if (lane == 0 && !blockIdx.z) smallest[(u64)blockIdx.y * blocks + block] = least;
     if (lane == 0) largest[((u64)blockIdx.y * 2 + blockIdx.z) * blocks + block] = fault ? __uint_as_float(0x7FC00000) : most;
 }
 
@@ -247,6 +271,32 @@ __device__ __forceinline__ float row_largest(const float* largest, u32 blocks, f
     return fault ? __uint_as_float(0x7FC00000) : most;
 }
 
+// The smallest of all blocks, the same in each thread.
+__device__ __forceinline__ float row_smallest(const float* smallest, u32 blocks, float* slots) {
+    float least = __uint_as_float(0x7F800000);
+    for (u32 at = threadIdx.x; at < blocks; at += blockDim.x) least = fminf(least, smallest[at]);
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2) least = fminf(least, __shfl_xor_sync(~0u, least, apart));
+    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = least;
+    __syncthreads();
+    for (u32 i = 0; i < blockDim.x / 32; i++) least = fminf(least, slots[i]);
+    __syncthreads();
+    return least;
+}
+
+// Buckets for each unit of logit.
+__device__ __forceinline__ float buckets_per_logit(float most, float least, float scale) {
+    float range = __fmul_rn(__fadd_rn(most, -least), scale);
+    range = range < 1.17549435e-38f ? 1.17549435e-38f : (range > 32.0f ? 32.0f : range);
+    return __fdiv_rn(__fmul_rn((float)BUCKETS, scale), range);
+}
+
+__device__ __forceinline__ u32 bucket_of(float logit, float most, float per_logit) {
+    const float at = __fmul_rn(__fadd_rn(most, -logit), per_logit);
+    if (!(at > 0.0f)) return 0;
+    return at < (float)(BUCKETS - 1) ? (u32)at : BUCKETS - 1;
+}
+
 // Whether the weight of the whole row is asked for.
 __device__ __forceinline__ bool needs_weight(const Choice& choice, u32 view) {
     if (view) return true;
@@ -254,26 +304,41 @@ __device__ __forceinline__ bool needs_weight(const Choice& choice, u32 view) {
     return choice.top_p < 1.0f || choice.min_p == 0.0f;
 }
 
-// The weight of each 64 logits in the host's order: sixteen sums side by side, then one after another.
+// The weight of each 64 logits in the host's order: sixteen sums side by side, then one after another.  Each weight is added to
+// its bucket, too.
 KERNEL void __launch_bounds__(256) choose_weigh(
     float* weights, const float* largest, const float* rows, const u32* lengths, const float* logits, const Choice* choices,
-    u32 vocab, u32 blocks) {
+    u32 vocab, u32 blocks, const float* smallest, RowBuckets* buckets) {
     __shared__ float slots[8];
     wait_for_earlier();
     const Choice& choice = choices[blockIdx.y];
     const View view = view_of(choice, blockIdx.y, blockIdx.z, rows, lengths, logits, vocab);
-    if (!view.wanted || !needs_weight(choice, blockIdx.z)) return;
+    const bool fills = needs_buckets(choice, blockIdx.z);
+    if (!view.wanted || !(fills || needs_weight(choice, blockIdx.z))) return;
     const u64 first = ((u64)blockIdx.y * 2 + blockIdx.z) * blocks;
-    const float most = row_largest(largest + first, (view.length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK, slots);
+    const u32 present = (view.length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK;
+    const float most = row_largest(largest + first, present, slots);
+    float per_logit = 0.0f;
+    if (fills) per_logit = buckets_per_logit(most, row_smallest(smallest + (u64)blockIdx.y * blocks, present, slots), view.scale);
     const u32 lane = threadIdx.x % 16, block = blockIdx.x * 16 + threadIdx.x / 16;
     if (block >= blocks) return;
     float sum = 0.0f;
+    u32 unlikely = BUCKETS;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const u32 at = block * WEIGHT_BLOCK + i * 16 + lane;
-        if (at < view.length) sum = __fadd_rn(sum, weight_of(view.row[at], most, view.scale));
+        if (at >= view.length) continue;
+        const float logit = view.row[at], own = weight_of(logit, most, view.scale);
+        sum = __fadd_rn(sum, own);
+        if (!fills) continue;
+        const u32 bucket = bucket_of(logit, most, per_logit);
+        // The last bucket's weight is never asked for, and alone its sum would depend on the order.
+        if (bucket < BUCKETS - 1) atomicAdd(buckets[blockIdx.y].weights + bucket, (double)own);
+        if (own < choice.min_p) unlikely = min(unlikely, bucket);
     }
     const u32 mates = threadIdx.x % 32 < 16 ? 0xFFFFu : 0xFFFF0000u;
+    unlikely = __reduce_min_sync(mates, unlikely);
+    if (lane == 0 && unlikely < BUCKETS) atomicMin(&buckets[blockIdx.y].unlikely, unlikely);
     float all = 0.0f;
 #pragma unroll
     for (int i = 0; i < 16; i++) all = __fadd_rn(all, __shfl_sync(mates, sum, i, 16));
@@ -287,7 +352,7 @@ struct Desk {
     float weights[CANDIDATES_MAX];
     float slots[32];
     u32 counts[32];
-    u32 filled, unlikely, answer, answer_of;
+    u32 filled, listed, answer, answer_of;
     double number;
     u32 flag;
 };
@@ -323,7 +388,7 @@ __device__ u32 find_largest(Desk& desk, const View& view, const float* largest, 
     }
     u32 least = 0;
     if (threadIdx.x < 32) desk.counts[threadIdx.x] = 0;
-    if (threadIdx.x == 0) desk.filled = 0, desk.unlikely = 0;
+    if (threadIdx.x == 0) desk.filled = 0, desk.listed = 0;
     __syncthreads();
     if (blocks > count) {
         // A count of its own for each bit that is tried.
@@ -344,11 +409,11 @@ __device__ u32 find_largest(Desk& desk, const View& view, const float* largest, 
     for (int i = 0; i < OWN_BLOCKS; i++) {
         const u32 at = threadIdx.x + i * CHOOSE_THREADS;
         if (at >= blocks || own[i] < least) continue;
-        const u32 place = atomicAdd(&desk.unlikely, 1u);
+        const u32 place = atomicAdd(&desk.listed, 1u);
         if (place < CANDIDATES_MAX) reaching[place] = at;
     }
     __syncthreads();
-    const u32 listed = desk.unlikely;
+    const u32 listed = desk.listed;
     if (listed > CANDIDATES_MAX) return NONE;
     for (u32 entry = threadIdx.x / 32; entry < listed; entry += CHOOSE_THREADS / 32) {
         const u32 block = reaching[entry];
@@ -482,21 +547,26 @@ __device__ u32 draw_of_all(Desk& desk, const View& view, const float* weights, f
     return token;
 }
 
-__device__ __forceinline__ u32 bucket_of(float logit, float most, float per_logit) {
-    const float at = __fmul_rn(__fadd_rn(most, -logit), per_logit);
-    if (!(at > 0.0f)) return 0;
-    return at < (float)(BUCKETS - 1) ? (u32)at : BUCKETS - 1;
-}
-
 // Puts a bucket's tokens on the desk, likeliest first; NONE where there are too many.
 __device__ u32 collect(Desk& desk, const View& view, float most, float per_logit, u32 bucket) {
     if (threadIdx.x == 0) desk.filled = 0;
     __syncthreads();
-    for (u32 at = threadIdx.x; at < view.length; at += CHOOSE_THREADS)
-        if (bucket_of(view.row[at], most, per_logit) == bucket) {
-            const u32 place = atomicAdd(&desk.filled, 1u);
-            if (place < CANDIDATES_MAX) desk.keys[place] = candidate(at, view.row[at]);
+    // Eight logits are on their way at once.
+    for (u32 first = threadIdx.x; first < view.length; first += 8 * CHOOSE_THREADS) {
+        float own[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            const u32 at = first + i * CHOOSE_THREADS;
+            own[i] = at < view.length ? view.row[at] : 0.0f;
         }
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            const u32 at = first + i * CHOOSE_THREADS;
+            if (at >= view.length || bucket_of(own[i], most, per_logit) != bucket) continue;
+            const u32 place = atomicAdd(&desk.filled, 1u);
+            if (place < CANDIDATES_MAX) desk.keys[place] = candidate(at, own[i]);
+        }
+    }
     __syncthreads();
     const u32 filled = desk.filled;
     __syncthreads();
@@ -506,36 +576,64 @@ __device__ u32 collect(Desk& desk, const View& view, float most, float per_logit
     return filled;
 }
 
-// Draws where more count than are sorted: weights of buckets of logits are added up from the largest down.
-__device__ u32 draw_of_many(Desk& desk, const View& view, float most, double enough, float min_p, double uniform) {
-    float least = most;
-    for (u32 at = threadIdx.x; at < view.length; at += CHOOSE_THREADS) least = fminf(least, view.row[at]);
+// The following two are steps of one thread, which has eight buckets on their way at once.
+
+// The buckets, from the largest logits down, that all count: how many there are, and what they weigh.
+__device__ u32 whole_buckets(const Desk& desk, u32 unlikely, double enough, double& before) {
+    const u32 stop = min(unlikely, (u32)BUCKETS - 1);
+    u32 end = 0;
+    before = 0.0;
+    while (end < stop) {
+        double up_to[9];
+        up_to[0] = before;
 #pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) least = fminf(least, __shfl_xor_sync(~0u, least, apart));
-    if (threadIdx.x % 32 == 0) desk.slots[threadIdx.x / 32] = least;
-    for (u32 i = threadIdx.x; i < BUCKETS; i += CHOOSE_THREADS) desk.buckets[i] = 0.0;
-    if (threadIdx.x == 0) desk.unlikely = BUCKETS;
-    __syncthreads();
-    for (u32 i = 0; i < CHOOSE_THREADS / 32; i++) least = fminf(least, desk.slots[i]);
-    float range = __fmul_rn(__fadd_rn(most, -least), view.scale);
-    range = range < 1.17549435e-38f ? 1.17549435e-38f : (range > 32.0f ? 32.0f : range);
-    const float per_logit = __fdiv_rn(__fmul_rn((float)BUCKETS, view.scale), range);
-    for (u32 at = threadIdx.x; at < view.length; at += CHOOSE_THREADS) {
-        const float logit = view.row[at], own = weight_of(logit, most, view.scale);
-        const u32 bucket = bucket_of(logit, most, per_logit);
-        // The last bucket's weight is never asked for, and alone its sum would depend on the order.
-        if (bucket < BUCKETS - 1) atomicAdd(desk.buckets + bucket, (double)own);
-        if (own < min_p) atomicMin(&desk.unlikely, bucket);
+        for (u32 i = 0; i < 8; i++) up_to[i + 1] = __dadd_rn(up_to[i], desk.buckets[end + i]);
+        // Sums only grow: those that count are the first ones.
+        u32 kept = 0;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++)
+            if (end + i < stop && up_to[i + 1] < enough) kept = i + 1, before = up_to[i + 1];
+        end += kept;
+        if (kept < 8) break;
     }
+    return end;
+}
+
+// Where a draw falls among the first `end` buckets.
+struct Fall { u32 bucket; double left_of_bucket, left; };
+__device__ Fall fall_of(const Desk& desk, u32 end, double left) {
+    Fall fall = {NONE, 0.0, left};
+    for (u32 first = 0; first < end; first += 8) {
+        double own[8], lefts[9];
+        lefts[0] = fall.left;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            own[i] = first + i < end ? desk.buckets[first + i] : 0.0;
+            lefts[i + 1] = __dadd_rn(lefts[i], -own[i]);
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            if (!(own[i] > 0.0)) continue;
+            fall.bucket = first + i, fall.left_of_bucket = lefts[i];
+            if (lefts[i] <= own[i]) return fall;
+        }
+        fall.left = lefts[8];
+    }
+    return fall;
+}
+
+// Draws where more count than are sorted: weights of buckets of logits are added up from the largest down.
+__device__ u32 draw_of_many(
+    Desk& desk, const View& view, const RowBuckets& buckets, const float* smallest, float most, double enough, float min_p,
+    double uniform) {
+    const float least = row_smallest(smallest, (view.length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK, desk.slots);
+    const float per_logit = buckets_per_logit(most, least, view.scale);
+    for (u32 i = threadIdx.x; i < BUCKETS; i += CHOOSE_THREADS) desk.buckets[i] = buckets.weights[i];
     __syncthreads();
     if (threadIdx.x == 0) {
-        double before = 0.0;
-        u32 end = 0;
-        while (end + 1 < BUCKETS && end < desk.unlikely && __dadd_rn(before, desk.buckets[end]) < enough) {
-            before = __dadd_rn(before, desk.buckets[end]);
-            end++;
-        }
-        desk.answer = end, desk.number = before;
+        double before;
+        desk.answer = whole_buckets(desk, buckets.unlikely, enough, before);
+        desk.number = before;
     }
     __syncthreads();
     const u32 end = desk.answer;
@@ -549,23 +647,12 @@ __device__ u32 draw_of_many(Desk& desk, const View& view, float most, double eno
             if (!(weight < enough && own >= min_p)) break;
             weight = __dadd_rn(weight, (double)own);
         }
-        // Where the draw falls.
-        double left = __dmul_rn(uniform, weight);
-        u32 found = NONE;
-        double found_left = 0.0;
-        for (u32 bucket = 0; bucket < end; bucket++) {
-            const double own = desk.buckets[bucket];
-            if (own > 0.0) {
-                found = bucket, found_left = left;
-                if (left <= own) break;
-                left = __dadd_rn(left, -own);
-            }
-        }
-        const bool is_before = found != NONE && found_left <= desk.buckets[found];
-        desk.flag = found != NONE && (is_before || of_end == 0);
-        desk.answer = found;
-        desk.number = desk.flag ? found_left : left;
-        if (!desk.flag) desk.answer_of = along(desk, of_end, left);
+        const Fall fall = fall_of(desk, end, __dmul_rn(uniform, weight));
+        const bool is_before = fall.bucket != NONE && fall.left_of_bucket <= desk.buckets[fall.bucket];
+        desk.flag = fall.bucket != NONE && (is_before || of_end == 0);
+        desk.answer = fall.bucket;
+        desk.number = desk.flag ? fall.left_of_bucket : fall.left;
+        if (!desk.flag) desk.answer_of = along(desk, of_end, fall.left);
     }
     __syncthreads();
     if (desk.flag) {
@@ -582,7 +669,9 @@ __device__ u32 draw_of_many(Desk& desk, const View& view, float most, double eno
 }
 
 // The place of the token that a row's draw gives; NONE where the host has to look.
-__device__ u32 pick(Desk& desk, const Choice& choice, const View& view, const float* largest, const float* weights, float most) {
+__device__ u32 pick(
+    Desk& desk, const Choice& choice, const View& view, const float* largest, const float* weights, const float* smallest,
+    const RowBuckets& buckets, float most) {
     if (choice.scale == 0.0f) return first_of(desk, view, largest, most);
     if (choice.top_k == 0 && choice.top_p >= 1.0f && choice.min_p == 0.0f)
         return draw_of_all(desk, view, weights, most, choice.uniform);
@@ -601,13 +690,14 @@ __device__ u32 pick(Desk& desk, const Choice& choice, const View& view, const fl
     __syncthreads();
     const u32 token = desk.answer, done = desk.flag;
     __syncthreads();
-    return done ? token : draw_of_many(desk, view, most, enough, choice.min_p, choice.uniform);
+    return done ? token : draw_of_many(desk, view, buckets, smallest, most, enough, choice.min_p, choice.uniform);
 }
 
 // One block for each choice.  `next` are the tokens of the next step.
 KERNEL void __launch_bounds__(CHOOSE_THREADS, 1) choose_pick(
     ChoiceResult* results, u32* next, const float* largest, const float* weights, const float* rows, const u32* allowed,
-    const u32* lengths, u32* faults, const float* logits, const Choice* choices, u32 vocab, u32 blocks) {
+    const u32* lengths, u32* faults, const float* logits, const Choice* choices, u32 vocab, u32 blocks, const float* smallest,
+    const RowBuckets* buckets) {
     __shared__ Desk desk;
     wait_for_earlier();
     const u32 index = blockIdx.x;
@@ -623,7 +713,8 @@ KERNEL void __launch_bounds__(CHOOSE_THREADS, 1) choose_pick(
         if (view.length == 0 || !is_finite(most) || (masks && faults[index])) {
             status = NOT_FINITE, token = 0;
         } else {
-            token = pick(desk, choice, view, largest + first, weights + first, most);
+            token = pick(
+                desk, choice, view, largest + first, weights + first, smallest + (u64)index * blocks, buckets[index], most);
             if (token == NONE) status = LEFT_TO_HOST;
             else if (masks) token = allowed[(u64)index * vocab + token];
         }

@@ -12,7 +12,7 @@ use super::model::Model;
 use super::pages::PAGE_TOKENS;
 use crate::DeviceAddress;
 use crate::driver::{Driver, DriverError, Stream};
-use crate::kernels::choose::{ChooseBuffers, RESULT_BYTES, blocks};
+use crate::kernels::choose::{BUCKETS_BYTES, ChooseBuffers, RESULT_BYTES, blocks};
 use crate::kernels::layout::{activation_len, padded_columns};
 
 /// Bytes of partial results of attention, where longest sequences do not want more: as many as 32 sequences of some
@@ -65,11 +65,13 @@ struct Choosing {
     faults: DeviceAddress,
     largest: DeviceAddress,
     weights: DeviceAddress,
+    smallest: DeviceAddress,
+    buckets: DeviceAddress,
     results: DeviceAddress,
 }
 
 /// Buffers there are.
-const COUNT: usize = 20;
+const COUNT: usize = 22;
 
 /// Bytes of each buffer, in the order of the fields.
 struct Sizes {
@@ -97,10 +99,20 @@ impl Buffers {
         }
         let at = all.map(|(address, _)| address);
         let [states, normed, sorted, sums, projected, queries, attended, ..] = at;
-        let [.., middle, cosines, sines, parts, marks, logits, _, _, _, _, _, _, _] = at;
-        let [.., rows_own, allowed, lengths, faults, largest, weights, results] = at;
-        let choosing =
-            Choosing { rows: rows_own, allowed, lengths, faults, largest, weights, results };
+        let [.., middle, cosines, sines, parts, marks, logits, _, _, _, _, _, _, _, _, _] = at;
+        let [.., rows_own, allowed, lengths, faults, _, _, _, _, _] = at;
+        let [.., largest, weights, smallest, buckets, results] = at;
+        let choosing = Choosing {
+            rows: rows_own,
+            allowed,
+            lengths,
+            faults,
+            largest,
+            weights,
+            smallest,
+            buckets,
+            results,
+        };
         Ok(Self {
             rows_max: rows,
             parts_rows,
@@ -134,7 +146,8 @@ impl Buffers {
 
     /// What choosing tokens needs, of what is asked at `lists`.
     pub(super) fn choosing(&self, lists: ListPlaces) -> ChooseBuffers {
-        let Choosing { rows, allowed, lengths, faults, largest, weights, results } = self.choosing;
+        let Choosing { rows, allowed, lengths, faults, .. } = self.choosing;
+        let Choosing { largest, weights, smallest, buckets, results, .. } = self.choosing;
         let ListPlaces { choices, biases, counts, masks } = lists;
         ChooseBuffers {
             logits: self.logits,
@@ -148,6 +161,8 @@ impl Buffers {
             faults,
             largest,
             weights,
+            smallest,
+            buckets,
             results,
             next: DeviceAddress::NULL,
         }
@@ -186,6 +201,8 @@ fn sizes(model: &Model, rows: usize, logits: usize, tokens: usize) -> Sizes {
         floats(logits),
         floats(logits * 2 * blocks(sizes.vocab)),
         floats(logits * 2 * blocks(sizes.vocab)),
+        floats(logits * blocks(sizes.vocab)),
+        (logits * BUCKETS_BYTES) as u64,
         (logits * RESULT_BYTES) as u64,
     ];
     Sizes { parts_rows, bytes }

@@ -249,6 +249,14 @@ impl Machine {
         if is_bucket { self.graphs.launch(&shape, &self.stream, put) } else { put(stream) }
     }
 
+    /// Puts the copy of what is asked of a part of logits on the stream.
+    pub(super) fn put_asked(&self, index: usize) -> Result<(), DriverError> {
+        match self.asked[index].count {
+            0 => Ok(()),
+            _ => self.choices.put(self.stream.id(), index),
+        }
+    }
+
     /// Puts the logits of a part on the stream, the choices from them, and the copy of what came of those to the host.
     pub(super) fn put_head(&self, index: usize, head: &HeadPart) -> Result<(), DriverError> {
         let (stream, wanted) = (self.stream.id(), &head.wanted);
@@ -259,7 +267,6 @@ impl Machine {
         if count == 0 {
             return Ok(());
         }
-        self.choices.put(stream, index)?;
         let places = self.asked[index].places(self.choices.address());
         let buffers = self.buffers.choosing(places);
         let vocab = self.model.sizes.vocab;

@@ -139,6 +139,7 @@ impl CudaDecoder {
             && let Some(part) = step.parts.pop_front()
         {
             match part {
+                Part::Asked(head) => self.machine.put_asked(head)?,
                 Part::Pass(pass) => self.machine.put_pass(pass)?,
                 Part::Head(head) => {
                     self.machine.put_head(head, &step.heads[head])?;

@@ -14,6 +14,8 @@ use super::plan::{StepPlan, Wanted};
 /// A part of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Part {
+    /// What is asked of logits is brought to the device: of which of [`Step::heads`].
+    Asked(usize),
     /// A pass over the layers: which.
     Pass(usize),
     /// Logits of rows of the pass before: which of [`Step::heads`].
@@ -48,10 +50,16 @@ impl Step {
         let answers = plan.places.iter().map(|_| Answer::default()).collect();
         let (mut heads, mut parts) = (Vec::new(), VecDeque::new());
         for (pass, rows) in plan.passes.iter().enumerate() {
+            let own = pieces(&rows.wanted, head_rows);
+            let mut own = own.into_iter().map(|wanted| HeadPart { pass, wanted });
+            // Between a pass and its logits the device would wait for a copy.
+            let first = own.next().map(|head| add(&mut heads, head));
+            parts.extend(first.map(Part::Asked));
             parts.push_back(Part::Pass(pass));
-            for wanted in pieces(&rows.wanted, head_rows) {
-                parts.push_back(Part::Head(heads.len()));
-                heads.push(HeadPart { pass, wanted });
+            parts.extend(first.map(Part::Head));
+            for head in own {
+                let head = add(&mut heads, head);
+                parts.extend([Part::Asked(head), Part::Head(head)]);
             }
         }
         Self { plan, taken, heads, parts, pending: None, answers }
@@ -61,6 +69,12 @@ impl Step {
     pub(super) fn wanted(&self) -> impl Iterator<Item = &[Wanted]> {
         self.heads.iter().map(|head| &self.plan.passes[head.pass].wanted[head.wanted.clone()])
     }
+}
+
+/// Appends to a list: the place in it.
+fn add<T>(list: &mut Vec<T>, item: T) -> usize {
+    list.push(item);
+    list.len() - 1
 }
 
 /// Cuts wanted rows where they, or what is asked of them, would be more than `most`, which is two at least.
@@ -93,7 +107,9 @@ mod tests {
         let runs = [SlotInput::new(0, &tokens).showing(LogitRows::All)];
         let plan = plan(&runs, &[Held::default()], false, 5);
         let step = Step::new(plan, Taken::default(), 3);
-        let expected = [Part::Pass(0), Part::Head(0), Part::Head(1), Part::Pass(1), Part::Head(2)];
+        let first = [Part::Asked(0), Part::Pass(0), Part::Head(0)];
+        let expected = [&first[..], &[Part::Asked(1), Part::Head(1)]].concat();
+        let expected = [&expected[..], &[Part::Asked(2), Part::Pass(1), Part::Head(2)]].concat();
         assert_eq!(step.parts, expected);
         let head = |pass, wanted| HeadPart { pass, wanted };
         assert_eq!(step.heads, [head(0, 0..3), head(0, 3..5), head(1, 0..2)]);

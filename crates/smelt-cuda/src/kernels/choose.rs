@@ -31,6 +31,11 @@ pub const CHOICE_BYTES: usize = 80;
 /// Bytes of what came of it.
 pub const RESULT_BYTES: usize = 16 + 8 + TOP_LOGPROBS_MAX * 8;
 
+/// Buckets that the weights of a row are added up in, by logit.
+pub(super) const BUCKETS: usize = 2048;
+/// Bytes of them, f64 each, and of the first one with a token that is too unlikely.
+pub const BUCKETS_BYTES: usize = BUCKETS * 8 + 8;
+
 /// What stands for no token.
 const NONE: u32 = u32::MAX;
 pub(super) const ASKS_TOKEN: u32 = 1;
@@ -218,6 +223,10 @@ pub struct ChooseBuffers {
     pub largest: DeviceAddress,
     /// f32 `[choices, 2, blocks]`.
     pub weights: DeviceAddress,
+    /// f32 `[choices, blocks]`.
+    pub smallest: DeviceAddress,
+    /// [`BUCKETS_BYTES`] each.
+    pub buckets: DeviceAddress,
     /// [`RESULT_BYTES`] each.
     pub results: DeviceAddress,
     /// Tokens of the next step, u32.
@@ -242,6 +251,7 @@ pub fn choose(buffers: ChooseBuffers, count: u32, vocab: usize) -> [Launch; 4] {
     };
     let ChooseBuffers { logits, choices, rows, allowed, lengths, faults, largest, weights, .. } =
         buffers;
+    let ChooseBuffers { smallest, buckets, .. } = buffers;
     let adjust = LaunchArgs::new()
         .with(rows)
         .with(allowed)
@@ -254,7 +264,8 @@ pub fn choose(buffers: ChooseBuffers, count: u32, vocab: usize) -> [Launch; 4] {
         .with(buffers.masks)
         .with(vocab_word);
     let of_blocks = |args: LaunchArgs| {
-        args.with(rows).with(lengths).with(logits).with(choices).with(vocab_word).with(all)
+        let args = args.with(rows).with(lengths).with(logits).with(choices);
+        args.with(vocab_word).with(all).with(smallest).with(buckets)
     };
     let pick = LaunchArgs::new()
         .with(buffers.results)
@@ -268,7 +279,9 @@ pub fn choose(buffers: ChooseBuffers, count: u32, vocab: usize) -> [Launch; 4] {
         .with(logits)
         .with(choices)
         .with(vocab_word)
-        .with(all);
+        .with(all)
+        .with(smallest)
+        .with(buckets);
     let pieces = [all.div_ceil(LARGEST_BLOCKS), count, 2];
     let weigh = of_blocks(LaunchArgs::new().with(weights).with(largest));
     [

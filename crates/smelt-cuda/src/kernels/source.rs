@@ -110,6 +110,7 @@ mod tests {
         assert_eq!(choose("WEIGHT_BLOCK"), Some(super::super::choose::WEIGHT_BLOCK));
         assert_eq!(choose("CHOOSE_THREADS"), Some(super::super::choose::PICK_THREADS as usize));
         assert_eq!(choose("OWN_BLOCKS"), Some(super::super::choose::OWN_BLOCKS));
+        assert_eq!(choose("BUCKETS"), Some(super::super::choose::BUCKETS));
         let graph = |name| defined(GRAPH, name);
         assert_eq!(graph("MAP_THREADS"), Some(super::super::graph::MAP_THREADS as usize));
         assert_eq!(graph("MAP_EACH"), Some(super::super::graph::MAP_EACH as usize));

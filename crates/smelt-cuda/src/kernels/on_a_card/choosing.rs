@@ -5,7 +5,7 @@ use smelt_random::Random;
 
 use super::Bench;
 use crate::kernels::choose::{
-    ChoiceLists, ChooseBuffers, RESULT_BYTES, Told, blocks, choose, read_result,
+    BUCKETS_BYTES, ChoiceLists, ChooseBuffers, RESULT_BYTES, Told, blocks, choose, read_result,
 };
 
 /// Rows of every kind: spread as models spread them, even, with ties, with few that count, with zeros of both signs.
@@ -110,6 +110,8 @@ fn batch(bench: &Bench, vocab: usize, rows: &[Vec<f32>], asked: &[(usize, Asked)
     let [lengths, next] = [(); 2].map(|()| bench.poisoned(count * 4));
     let faults = bench.put(&vec![0; count * 4]);
     let [largest, weights] = [(); 2].map(|()| bench.poisoned(lines));
+    let smallest = bench.poisoned(lines / 2);
+    let buckets = bench.poisoned(count * BUCKETS_BYTES);
     let results = bench.poisoned(count * RESULT_BYTES);
     let buffers = ChooseBuffers {
         logits: logits.address(),
@@ -123,6 +125,8 @@ fn batch(bench: &Bench, vocab: usize, rows: &[Vec<f32>], asked: &[(usize, Asked)
         faults: faults.address(),
         largest: largest.address(),
         weights: weights.address(),
+        smallest: smallest.address(),
+        buckets: buckets.address(),
         results: results.address(),
         next: next.address(),
     };
