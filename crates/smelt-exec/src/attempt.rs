@@ -33,7 +33,7 @@ use crate::count::Count;
 use crate::form;
 use crate::log;
 use crate::message::{AttemptResult, Ended, Message};
-use crate::order::{ProcessSpec, SMALL_BYTES_MAX, ShimOrder, ShimReport};
+use crate::order::{ProcessSpec, ShimOrder, ShimReport};
 use crate::orphans;
 use crate::prepare::Preparation;
 use crate::readable::readable;
@@ -214,7 +214,8 @@ impl Attempt<'_> {
         let (mut measured, group) = meter.finish();
         self.settle(kept, group);
         if let Some(said) = &said {
-            measured.take_usage(said.rss_process_peak_bytes, said.major_faults);
+            let ShimReport { rss_process_peak_bytes, carried_bytes, major_faults, .. } = *said;
+            measured.take_usage(rss_process_peak_bytes, carried_bytes, major_faults);
         }
         let end = End {
             stopped: self.controls.why().or_else(|| self.late(said.as_ref())),
@@ -353,10 +354,9 @@ impl Attempt<'_> {
         report: &mut AttemptReport,
     ) -> Option<Shim> {
         let Led { mut process, output, space } = shim;
-        let is_small = |said: &ShimReport| said.rss_process_peak_bytes <= SMALL_BYTES_MAX;
         let input = self.controls.detach();
         if let (Some(input), Some(said), false) = (input, said, self.controls.is_ending())
-            && is_small(said)
+            && said.is_small()
         {
             return Some(Shim { process, input, output, group: None, space });
         }

@@ -423,6 +423,7 @@ mod tests {
             signal,
             cpu_s: 0.0,
             rss_process_peak_bytes: 0,
+            carried_bytes: 0,
             major_faults: 0,
             leftovers: 0,
             writes: None,

@@ -146,11 +146,6 @@ pub(crate) struct ShimOrder {
     pub(crate) time_max: Option<Duration>,
 }
 
-/// A shim that has led a stage larger than this leads no other: the kernel keeps one high-water mark
-/// for all children, and a larger one would be taken for the next stage's.  It is little more than
-/// what a shim itself holds when it forks, which is the least that is ever counted.
-pub(crate) const SMALL_BYTES_MAX: u64 = smelt_watch::meter::CARRIED_BYTES_MAX;
-
 /// How the stage's leader ended, as the shim saw it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ShimReport {
@@ -162,8 +157,12 @@ pub struct ShimReport {
     pub cpu_s: f64,
     /// The largest resident memory of one process of the tree, by the kernel's own count, which
     /// sees stages too short to be sampled.  An upper bound: the count begins with what the shim held
-    /// at the fork, and with what stages it led before have taken; see [`SMALL_BYTES_MAX`].
+    /// at the fork, and with what stages it led before have taken.
     pub rss_process_peak_bytes: u64,
+    /// Up to where that tells of the shim and of stages before, and nothing of this one: little more than what the shim
+    /// itself has held, which is the least that is ever counted.
+    #[serde(default)]
+    pub carried_bytes: u64,
     /// Page faults of those processes that had to read from a disk.
     pub major_faults: u64,
     /// Processes that outlived the leader and were killed.
@@ -185,6 +184,14 @@ pub struct ShimReport {
     pub spawn_error: Option<String>,
     /// Why its output could not be kept; the stage itself never notices.
     pub log_error: Option<String>,
+}
+
+impl ShimReport {
+    /// Whether the shim may lead another stage: the kernel keeps one high-water mark for all children, and that of a larger
+    /// stage would be taken for the next one's.
+    pub(crate) fn is_small(&self) -> bool {
+        self.rss_process_peak_bytes <= self.carried_bytes
+    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::prctl;
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::resource::{Usage as Usages, UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{AccessFlags, Pid, access, close, getpgid, getppid, setpgid, setsid};
@@ -43,6 +43,9 @@ const OURSELVES: &str = "/proc/self/exe";
 
 /// How much later than the supervisor a shim looks whether a stage's time is over, and how often it then does.
 const CLOCK_TICK: Duration = Duration::from_secs(1);
+
+/// How much more than itself a shim lets a stage hold and leads another one: little tools, whose figures the ends of tasks tell.
+const SMALL_BYTES_MORE: u64 = 2 << 20;
 
 /// A tree that still grows then is a fork storm, which halting does not cure.
 const HALT_PASSES: u32 = 10;
@@ -94,6 +97,7 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
                 signal: None,
                 cpu_s: 0.0,
                 rss_process_peak_bytes: 0,
+                carried_bytes: 0,
                 major_faults: 0,
                 leftovers: 0,
                 writes: None,
@@ -296,6 +300,16 @@ fn found(program: &str, order: &ProcessSpec) -> PathBuf {
     files.into_iter().find(is_program).unwrap_or(name)
 }
 
+/// The most that this process has held in memory, which its children begin with: a bigger program is more of it.
+fn own_peak_bytes() -> u64 {
+    getrusage(UsageWho::RUSAGE_SELF).as_ref().map_or(0, rss_peak_bytes)
+}
+
+/// Linux counts ru_maxrss in KiB.
+fn rss_peak_bytes(usage: &Usages) -> u64 {
+    usage.max_rss().max(0).cast_unsigned() * 1024
+}
+
 /// What the children of this process have taken that were reaped.
 struct Usage {
     cpu_s: f64,
@@ -311,8 +325,7 @@ impl Usage {
         Self {
             cpu_s: usage
                 .map_or(0.0, |usage| seconds(usage.user_time()) + seconds(usage.system_time())),
-            // Linux counts ru_maxrss in KiB.
-            rss_peak_bytes: usage.map_or(0, |usage| usage.max_rss().max(0).cast_unsigned() * 1024),
+            rss_peak_bytes: usage.as_ref().map_or(0, rss_peak_bytes),
             major_faults: usage.map_or(0, |usage| usage.major_page_faults().max(0).cast_unsigned()),
         }
     }
@@ -350,6 +363,7 @@ fn attend(
         signal,
         cpu_s: after.cpu_s - before.cpu_s,
         rss_process_peak_bytes: after.rss_peak_bytes,
+        carried_bytes: own_peak_bytes() + SMALL_BYTES_MORE,
         major_faults: after.major_faults.saturating_sub(before.major_faults),
         leftovers: leftovers as u32,
         writes: None,

@@ -243,10 +243,6 @@ const RUSAGE: &str = "rusage";
 const MACHINE: &str = "machine";
 const TASKSTATS: &str = "taskstats";
 
-/// A process's account of its ended children begins with what it held itself and what earlier ones
-/// took; whoever keeps that below this may be believed above.
-pub const CARRIED_BYTES_MAX: u64 = 10 << 20;
-
 impl Measured {
     /// Takes what the ends of its tasks have told.  A figure that they gave names them, if every end
     /// was heard; one that is a sum over the tree is sampled and may be larger.
@@ -277,11 +273,17 @@ impl Measured {
     /// Takes the kernel's account of the processes that have ended, which knows one process's most
     /// memory, and the faults that no group has counted.  Where their ends have told, only a program
     /// that replaced itself by a smaller one is known better here.
-    pub fn take_usage(&mut self, rss_process_peak_bytes: u64, major_faults: u64) {
+    ///
+    /// A process's account of its ended children begins with what it held itself and what earlier ones took: up to
+    /// `carried_bytes` it tells nothing of the last ones.
+    pub fn take_usage(
+        &mut self,
+        rss_process_peak_bytes: u64,
+        carried_bytes: u64,
+        major_faults: u64,
+    ) {
         let means = self.methods.get("peak_rss_process_bytes");
-        if means.is_none_or(|means| means != TASKSTATS)
-            || rss_process_peak_bytes > CARRIED_BYTES_MAX
-        {
+        if means.is_none_or(|means| means != TASKSTATS) || rss_process_peak_bytes > carried_bytes {
             self.peaks.take_process_peak(rss_process_peak_bytes);
         }
         let means = self.methods.entry("major_faults".to_owned()).or_default();
@@ -382,6 +384,7 @@ mod tests {
 
     #[test]
     fn what_the_ends_of_tasks_told_names_them() {
+        const CARRIED: u64 = 70;
         let check = |told: ExitTotals, own: u64, means: [&str; 3], exact: u64| {
             let mut measured = Measured {
                 peaks: Peaks { peak_rss_bytes: 70, peak_vms_bytes: 700, ..Peaks::default() },
@@ -394,7 +397,7 @@ mod tests {
                 ..Measured::default()
             };
             measured.take_told(&told, true);
-            measured.take_usage(own, 0);
+            measured.take_usage(own, CARRIED, 0);
             let figures = ["peak_rss_process_bytes", "peak_rss_bytes", "peak_vms_bytes"];
             assert_eq!(figures.map(|figure| measured.methods[figure].as_str()), means);
             assert_eq!(measured.peaks.peak_rss_process_bytes, exact);
@@ -409,7 +412,7 @@ mod tests {
         };
         let counters = check(told, 65, ["taskstats", "proc", "proc"], 60).counters;
         assert_eq!((counters.swap_in_wait_us, counters.thrashing_wait_us), (Some(5), Some(0)));
-        let replaced = CARRIED_BYTES_MAX + 1;
+        let replaced = CARRIED + 1;
         check(told, replaced, ["taskstats", "proc", "proc"], replaced);
         let spike = ExitTotals { rss_process_peak_bytes: 90, vms_process_peak_bytes: 900, ..told };
         check(spike, 0, ["taskstats"; 3], 90);
@@ -440,7 +443,7 @@ mod tests {
             let methods = methods(GROUP, &group, &machine, &Peaks::default());
             let counters = group.or(&machine);
             let mut measured = Measured { counters, methods, ..Measured::default() };
-            measured.take_usage(1, 3);
+            measured.take_usage(1, 0, 3);
             assert_eq!(measured.counters.major_faults, Some(faults));
             assert_eq!(measured.methods["major_faults"], means);
         };

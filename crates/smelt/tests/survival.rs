@@ -218,6 +218,23 @@ fn a_lost_shim_leaves_no_orphan_that_hid_its_environment() {
     assert!(gone, "process {hidden} lives on");
 }
 
+/// However large smelt's own program is, of which a shim holds a part.
+#[test]
+fn small_stages_are_led_by_one_shim() {
+    let world = World::of_commands(&["a::echo"]);
+    let folder = world.path("").display().to_string();
+    let stage = |name: &str, input: &str| {
+        format!("{name}:{input}:echo $PPID >> {folder}shims; echo {name} > o")
+    };
+    let stages = [stage("a", ""), stage("b", "a"), stage("c", "b")];
+    let stages: Vec<&str> = stages.iter().map(String::as_str).collect();
+    world.write("p.toml", &crate::world::writing(&stages));
+    assert_eq!(statuses(&world.run(&[])), ["a sealed", "b sealed", "c sealed"]);
+    let shims = world.read("shims");
+    let shims: Vec<&str> = shims.lines().collect();
+    assert_eq!(shims, [shims[0]; 3]);
+}
+
 #[test]
 fn ctrl_c_stops_the_hashing_of_a_large_input() {
     let world = World::of_commands(&["a:x:echo a > o"]);
