@@ -274,7 +274,7 @@ impl Prepared {
     /// Removes what a program left, unless others may keep something there.
     pub(crate) fn empty(&mut self) {
         self.shared.empty();
-        if self.queues.as_ref().is_some_and(|queues| !queues.are_empty()) {
+        if self.queues.as_mut().is_some_and(|queues| !queues.are_empty()) {
             self.queues = Queues::own().ok();
         }
     }
