@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use smelt_backend::{KvOptions, KvType};
+use smelt_backend::{Backends, KvOptions, KvType};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::families::bert::Bert;
 use smelt_model::model::{Encoder, ModelPart, Vision};
@@ -57,7 +57,7 @@ fn deploy(request: &Request) -> Result<(), Failed> {
         chosen(request, field)?;
     }
     match chosen(request, "encoder")? {
-        Some(engine) if score::is_with_head(BACKENDS, &engine).map_err(Failed::model)? => {
+        Some(engine) if score::is_with_head(LOOKING, &engine).map_err(Failed::model)? => {
             cross_encoder(request, &engine)
         }
         Some(engine) => encoder(request, &engine),
@@ -73,6 +73,17 @@ fn chosen(request: &Request, field: &str) -> Result<Option<PathBuf>, Failed> {
     }
     let file = request.out.join(deployment::DEPLOYMENT_FILE);
     LOOKING.choose(&file, &dirs).map(|dir| Some(dir.to_owned())).map_err(Failed::model)
+}
+
+/// What opens the engines, which this device runs all or looks at: those of other devices are tried where they run.
+fn backends(dirs: &[impl AsRef<Path>]) -> Result<(Backends, bool), Failed> {
+    for dir in dirs {
+        if !BACKENDS.runs(dir.as_ref()).map_err(Failed::model)? {
+            say("an engine is for a card that is not here: it is tried where it runs");
+            return Ok((LOOKING, false));
+        }
+    }
+    Ok((BACKENDS, true))
 }
 
 /// The engines that a field names, as the deployment will name them.
@@ -118,9 +129,13 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let (out, at, mut told) = (&request.out, place(engine), say);
     let mut loading = Loading::new(integrity::bytes(&[engine.to_owned()]), &mut told);
     loading.opens();
-    let encoder = SentenceEncoder::open_at(BACKENDS, out, &at).map_err(Failed::model)?;
+    let (backends, is_here) = backends(&[engine])?;
+    let encoder = SentenceEncoder::open_at(backends, out, &at).map_err(Failed::model)?;
     loading.compares();
     encoder.verify_digest(&mut |bytes| loading.has_read(bytes)).map_err(Failed::invalid)?;
+    if !is_here {
+        return Ok(());
+    }
     loading.runs(0.0, "reading a word");
     encoder.embed("Hello").map(drop).map_err(Failed::model)
 }
@@ -154,9 +169,13 @@ fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let (out, at, mut told) = (&request.out, place(engine), say);
     let mut loading = Loading::new(integrity::bytes(&[engine.to_owned()]), &mut told);
     loading.opens();
-    let encoder = CrossEncoder::open_at(BACKENDS, out, &at).map_err(Failed::model)?;
+    let (backends, is_here) = backends(&[engine])?;
+    let encoder = CrossEncoder::open_at(backends, out, &at).map_err(Failed::model)?;
     loading.compares();
     encoder.verify_digest(&mut |bytes| loading.has_read(bytes)).map_err(Failed::invalid)?;
+    if !is_here {
+        return Ok(());
+    }
     loading.runs(0.0, "reading a pair of words");
     let scores = encoder.scores(["Hello", "Hello"]).map_err(Failed::model)?;
     let (max, activation) = (spec.max_tokens, format!("{:?}", spec.activation).to_lowercase());
@@ -210,20 +229,18 @@ fn chat(request: &Request) -> Result<(), Failed> {
     }
     let engines = ["vision", "llm", "clip-vision", "clip-text"];
     let engines = engines.iter().filter_map(|field| chosen(request, field).ok().flatten());
-    let (bytes, mut told) = (integrity::bytes(&engines.collect::<Vec<_>>()), say);
+    let engines: Vec<_> = engines.collect();
+    let (bytes, mut told) = (integrity::bytes(&engines), say);
     let mut loading = Loading::new(bytes, &mut told);
     loading.opens();
     let at = place(request.input("llm")?);
-    let llm = chosen(request, "llm")?.map_or(Ok(true), |dir| BACKENDS.runs(&dir));
-    let is_here = llm.map_err(Failed::model)?;
-    let backends = if is_here { BACKENDS } else { LOOKING };
+    let (backends, is_here) = backends(&engines)?;
     let opened = Deployment::open_at(backends, [&request.out, &at], KvOptions::default());
     let mut opened = opened.map_err(Failed::model)?;
     // `verify` may be of other engines, and knows no CLIP.
     loading.compares();
     opened.verify_digests(&mut |bytes| loading.has_read(bytes)).map_err(Failed::invalid)?;
     if !is_here {
-        say("the decoder is for a card that is not here: it is tried where it runs");
         return Ok(());
     }
     try_once(&mut opened, &mut |done, what| loading.runs(done, what)).map_err(Failed::model)

@@ -31,7 +31,8 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use smelt_backend::{HostFeatures, VisionEngine};
+use smelt_backend::{Heading, HostFeatures, VisionEngine};
+use smelt_cuda::CudaTarget;
 use smelt_engine::llm::Arithmetic;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::reference;
@@ -41,7 +42,7 @@ use smelt_plan::kind::verify::Verify;
 use super::request::{Request, say};
 use super::{Worker, refusal};
 use crate::checkpoint::Beside;
-use crate::device::BACKENDS;
+use crate::device::{BACKENDS, LOOKING};
 use crate::exit::{Exit, Failed};
 use crate::load;
 use crate::phases::Phases;
@@ -78,6 +79,8 @@ struct Parties {
     /// One for each grid, from few pixels to many: the last is the model's own.  None of a model that reads
     /// text alone.
     vision: Vec<VisionEngine>,
+    /// Whether the tower is for a card, whose products take halves.
+    sees_in_halves: bool,
     llm: Verified,
     /// The f32 reference.
     against: Checkpoint,
@@ -181,10 +184,16 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     let against = request.checkpoint("against")?;
     let weights = request.optional_input("weights").map(Checkpoint::open).transpose();
     let weights = weights.map_err(Failed::model)?;
-    let vision = request.optional_input("vision").map(|dir| BACKENDS.vision(dir)).transpose();
+    let Verify { full, weights_only, .. } = request.typed()?;
+    // Weights are compared where no card is, too.
+    let backends = if weights_only { LOOKING } else { BACKENDS };
+    let vision_dir = request.optional_input("vision");
+    let vision = vision_dir.map(|dir| backends.vision(dir)).transpose();
     let mut vision = vision.map_err(Failed::invalid)?.unwrap_or_default();
     vision.sort_by_key(|engine| engine.takes().numbers());
-    let Verify { full, weights_only, .. } = request.typed()?;
+    let heading = vision_dir.map(Heading::read).transpose().map_err(Failed::invalid)?;
+    let is_for_card = |heading: &Heading| CudaTarget::parse(&heading.target).is_some();
+    let sees_in_halves = heading.as_ref().is_some_and(is_for_card);
     let llm = Verified::open(request.input("llm")?, weights_only, &decoder::open_card)?;
     say("checking digests");
     // The engines of one directory share one file.
@@ -194,7 +203,7 @@ fn open(request: &Request) -> Result<Parties, Failed> {
     llm.verify_digest(told)?;
     let words = Beside::of(&against, &request.out)?;
     let extent = if full { Extent::Full } else { Extent::Sampled };
-    Ok(Parties { vision, llm, against, words, weights, extent })
+    Ok(Parties { vision, sees_in_halves, llm, against, words, weights, extent })
 }
 
 fn compare_weights(parties: &Parties, phases: &mut Phases) -> Result<Vec<Weights>, Failed> {
@@ -221,7 +230,7 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
     let is_plain = parties.is_plain();
     // Of a model that reads text alone, one pass serves both comparisons where the integers are the same.
     let is_own = parties.weights.is_none() && !is_plain && parties.own()?.is_some();
-    let Parties { vision, llm, against, words, weights, extent } = parties;
+    let Parties { vision, sees_in_halves, llm, against, words, weights, extent } = parties;
     let decoder = against.decoder().map_err(Failed::model)?;
     let mut found = |finding: Finding| {
         say(&finding.line());
@@ -239,7 +248,10 @@ fn compute(parties: &mut Parties, record: &mut Record, phases: &mut Phases) -> R
     probe.check_room(room)?;
     let (seen, expected) = match &mut engine {
         Some(engine) => {
-            let bound = bounds::vision(kept.unwrap_or(Kept::Rounded));
+            let bound = match sees_in_halves {
+                true => bounds::HALVES,
+                false => bounds::vision(kept.unwrap_or(Kept::Rounded)),
+            };
             look((&probe, engine, against), bound, &mut found, phases)?
         }
         None => {

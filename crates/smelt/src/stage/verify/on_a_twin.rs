@@ -75,6 +75,7 @@ impl Made {
         llm.verify_digest(&mut |_| {}).unwrap();
         Parties {
             vision: Vec::new(),
+            sees_in_halves: false,
             llm,
             words: Beside::of(&against, self.dir.path()).unwrap(),
             against,
