@@ -23,6 +23,7 @@ pub mod reference;
 pub mod repacked;
 pub mod safetensors;
 pub mod synthetic;
+pub mod tensorrt_llm;
 
 mod foreign;
 #[cfg(test)]

@@ -22,6 +22,8 @@ pub enum Scheme {
     Int8,
     /// Symmetric 8-bit integers with one f16 scale per 32 inputs.
     Int8G32,
+    /// Symmetric 4-bit integers with one f32 scale per output channel.
+    Int4,
     /// Symmetric 4-bit integers with one f16 scale per 32 inputs.
     Int4G32,
     /// Symmetric 4-bit integers with one f16 scale per 64 inputs.
@@ -61,10 +63,11 @@ impl IntGrid {
 
 impl Scheme {
     /// Every scheme, in the order of the enum.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::None,
         Self::Int8,
         Self::Int8G32,
+        Self::Int4,
         Self::Int4G32,
         Self::Int4G64,
         Self::Int4G128,
@@ -74,10 +77,11 @@ impl Scheme {
     ];
 
     /// The words of [`Scheme::ALL`], as pipelines and flags use them.
-    pub const WORDS: [&'static str; 9] = [
+    pub const WORDS: [&'static str; 10] = [
         "none",
         "int8",
         "int8-g32",
+        "int4",
         "int4-g32",
         "int4-g64",
         "int4-g128",
@@ -103,6 +107,7 @@ impl Scheme {
             Self::None => None,
             Self::Int8 => grid(8, None, false),
             Self::Int8G32 => grid(8, Some(32), false),
+            Self::Int4 => grid(4, None, false),
             Self::Int4G32 => grid(4, Some(32), false),
             Self::Int4G64 => grid(4, Some(64), false),
             Self::Int4G128 => grid(4, Some(128), false),

@@ -4,3 +4,4 @@
 
 mod encoders;
 mod packed;
+mod tensorrt_llm;

@@ -1,11 +1,14 @@
 //! Whole pipelines on tiny models: from a checkpoint to an answer, bad models.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use crate::world::{World, copy, data, random, statuses};
 use serde_json::{Value, json};
+use smelt_model::dtype::Dtype;
+use smelt_model::safetensors::{TensorSpec, Writer};
 
 const DEMO: &str = include_str!("../../../pipelines/demo.toml");
 
@@ -328,6 +331,121 @@ fn a_packed_head_is_written_for_gptq_only_when_asked_for() {
     let refused = world.smelt(&[&quantize[..4], &sorted].concat());
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     assert!(refused.stderr.contains("compressed-tensors reads no more"), "{}", refused.stderr);
+}
+
+/// A Llama whose sizes are what TensorRT-LLM's kernels take.
+fn write_llama(dir: &Path) {
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "vocab_size": 8, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+        "max_position_embeddings": 64,
+    });
+    let layer = |name: &str| format!("model.layers.0.{name}.weight");
+    let projections = ["self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o"];
+    let projections = projections.into_iter().chain(["mlp.gate", "mlp.up", "mlp.down"]);
+    let square = projections.map(|name| (layer(&format!("{name}_proj")), vec![64, 64]));
+    let norms = ["input_layernorm", "post_attention_layernorm"].map(|name| (layer(name), vec![64]));
+    let rest = [("model.norm.weight".to_owned(), vec![64])];
+    let embedding = [("model.embed_tokens.weight".to_owned(), vec![8, 64])];
+    let shapes: Vec<(String, Vec<usize>)> =
+        embedding.into_iter().chain(square).chain(norms).chain(rest).collect();
+    let spec = |(name, shape): &(String, Vec<usize>)| TensorSpec {
+        name: name.clone(),
+        dtype: Dtype::F32,
+        shape: shape.clone(),
+    };
+    let specs: Vec<TensorSpec> = shapes.iter().map(spec).collect();
+    fs::create_dir_all(dir).unwrap();
+    let mut writer =
+        Writer::create(&dir.join("model.safetensors"), &specs, &BTreeMap::new()).unwrap();
+    for (_, shape) in &shapes {
+        let number = |at: usize| ((at * 37 % 101) as f32 / 101.0).to_le_bytes();
+        let bytes: Vec<u8> = (0..shape.iter().product()).flat_map(number).collect();
+        writer.write(&bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    fs::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
+#[test]
+fn decoders_are_written_for_tensorrt_llm_by_stage_and_by_command_alike() {
+    let pipeline = r#"
+smelt = 1
+name = "tensorrt-llm"
+[stage.checkpoint]
+kind = "source"
+from = "path:checkpoint"
+[stage.packed]
+kind = "quantize"
+checkpoint = "checkpoint"
+scheme = "SCHEME"
+format = "tensorrt-llm"
+"#;
+    let names = |dir: &Path| {
+        let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name();
+        let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(name).collect();
+        names.sort();
+        names
+    };
+    for (scheme, algorithm) in
+        [("none", Value::Null), ("int8", json!("W8A16")), ("int4", json!("W4A16"))]
+    {
+        let world = World::new(&pipeline.replace("SCHEME", scheme));
+        write_llama(&world.path("checkpoint"));
+        world.run(&[]);
+        let ended = world.smelt(&[
+            "quantize",
+            "checkpoint",
+            "--scheme",
+            scheme,
+            "--format",
+            "tensorrt-llm",
+            "--out",
+            "made",
+        ]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert_eq!(names(&world.path("made")), ["config.json", "rank0.safetensors"]);
+        for file in ["config.json", "rank0.safetensors"] {
+            let same = fs::read(world.out("packed").join(file)).unwrap();
+            assert!(fs::read(world.path("made").join(file)).unwrap() == same, "{file}");
+        }
+        let config: Value = serde_json::from_str(&world.read("made/config.json")).unwrap();
+        assert_eq!(config["quantization"]["quant_algo"], algorithm);
+    }
+}
+
+#[test]
+fn what_tensorrt_llm_does_not_take_is_refused_before_anything_is_made() {
+    let world = World::new("smelt = 1\n");
+    write_llama(&world.path("square"));
+    let odd = data("golden/llama-linear-tiny/checkpoint").display().to_string();
+    for (checkpoint, more, code, words) in [
+        (odd.as_str(), &["--scheme", "int8"][..], 4, "80x64 is not made of multiples of 64"),
+        ("square", &["--scheme", "int4-g32"], 4, "it has 4 bits and a scale for 32 inputs"),
+        ("square", &["--scheme", "int8", "--head", "int8"], 4, "cannot hold a packed head"),
+        ("square", &["--scheme", "none", "--embeddings", "int8"], 4, "a packed embedding"),
+        (
+            "square",
+            &["--scheme", "int4-g128", "--method", "gptq-act-order", "--calibration", "square"],
+            2,
+            "which tensorrt-llm does not read",
+        ),
+    ] {
+        let arguments = ["quantize", checkpoint, "--format", "tensorrt-llm", "--out", "made"];
+        let refused = world.smelt(&[&arguments[..], more].concat());
+        assert_eq!(refused.code, Some(code), "{}", refused.stderr);
+        assert!(refused.stderr.contains(words), "{words:?} is not in {}", refused.stderr);
+        assert!(!world.path("made").exists());
+    }
+    let rows = ["quantize", "square", "--scheme", "int4", "--format", "gptq", "--out", "made"];
+    let refused = world.smelt(&rows);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("which only --format tensorrt-llm takes"),
+        "{}",
+        refused.stderr
+    );
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub use rope::{Llama3, Rope, Scaling, Yarn};
 pub use smelt_tensor::decoder::{DecoderFamily, Sections};
 
 /// Where a model keeps its decoder's tensors.
-const PREFIX: &str = "language_model.model";
+pub(crate) const PREFIX: &str = "language_model.model";
 
 /// The decoder's embedding, which serves as the head where there is none.
 pub const EMBEDDING: &str = "language_model.model.embed_tokens.weight";

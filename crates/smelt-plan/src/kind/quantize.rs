@@ -20,6 +20,8 @@ words! {
         Int8 = "int8",
         /// 8 bits, a scale for 32 inputs.
         Int8G32 = "int8-g32",
+        /// 4 bits, a scale for each output.
+        Int4 = "int4",
         /// 4 bits, a scale for 32 inputs.
         Int4G32 = "int4-g32",
         /// 4 bits, a scale for 64 inputs.
@@ -64,6 +66,8 @@ words! {
         Awq = "awq",
         /// GPTQ's.
         Gptq = "gptq",
+        /// TensorRT-LLM's, as its 0.12 reads it.
+        TensorRtLlm = "tensorrt-llm",
     }
 }
 
@@ -129,7 +133,7 @@ fn memory(params: &Values) -> MemoryUse {
 }
 
 fn conflict(params: &Values) -> Option<(String, String)> {
-    idle_budget(params).or_else(|| unread_order(params))
+    idle_budget(params).or_else(|| unread_order(params)).or_else(|| unread_rows(params))
 }
 
 /// A budget is what is spent on looking for the best way.
@@ -140,14 +144,29 @@ fn idle_budget(params: &Values) -> Option<(String, String)> {
     is_idle.then(|| ("budget".to_owned(), message()))
 }
 
-/// compressed-tensors 0.20, which transformers 5 reads them by, refuses sorted columns.
+/// compressed-tensors 0.20, which transformers 5 reads them by, refuses sorted columns; TensorRT-LLM 0.12 reads none.
 fn unread_order(params: &Values) -> Option<(String, String)> {
     let is_sorted = param(params, "method") == Some(RoundingMethod::GptqActOrder);
-    let is_unread = param(params, "format") == Some(CheckpointFormat::CompressedTensors);
-    (is_sorted && is_unread).then(|| {
-        let why = "gptq-act-order sorts columns, which compressed-tensors reads no more; use method = \"gptq\", or format = \"gptq\"";
-        ("method".to_owned(), why.to_owned())
+    let unread = match param(params, "format")? {
+        CheckpointFormat::CompressedTensors => "compressed-tensors reads no more",
+        CheckpointFormat::TensorRtLlm => "tensorrt-llm does not read",
+        CheckpointFormat::Smelt | CheckpointFormat::Awq | CheckpointFormat::Gptq => return None,
+    };
+    is_sorted.then(|| {
+        let why = format!(
+            "gptq-act-order sorts columns, which {unread}; use method = \"gptq\", or format = \"gptq\""
+        );
+        ("method".to_owned(), why)
     })
+}
+
+/// 4 bits with one scale for each output are TensorRT-LLM's alone; engines and others have groups.
+fn unread_rows(params: &Values) -> Option<(String, String)> {
+    let is_read = param(params, "format") == Some(CheckpointFormat::TensorRtLlm);
+    let asks = |field: &&str| param(params, field) == Some(WeightScheme::Int4);
+    let field = ["scheme", "head", "embeddings"].into_iter().find(asks).filter(|_| !is_read)?;
+    let why = "int4 has one scale for each output, which only format = \"tensorrt-llm\" takes; use int4-g128";
+    Some((field.to_owned(), why.to_owned()))
 }
 
 #[cfg(test)]
@@ -174,7 +193,23 @@ mod tests {
             let params = params.map(|(name, value)| (name.to_owned(), Value::from(value)));
             conflict(&params.into()).map(|(field, _)| field)
         };
-        assert_eq!(refused("compressed-tensors").as_deref(), Some("method"));
+        for format in ["compressed-tensors", "tensorrt-llm"] {
+            assert_eq!(refused(format).as_deref(), Some("method"));
+        }
         assert_eq!((refused("gptq"), refused("smelt")), (None, None));
+    }
+
+    #[test]
+    fn four_bits_without_groups_go_to_the_format_that_takes_them() {
+        let refused = |field: &str, format: &str| {
+            let params = [(field, "int4"), ("format", format)];
+            let params = params.map(|(name, value)| (name.to_owned(), Value::from(value)));
+            conflict(&params.into()).map(|(field, _)| field)
+        };
+        for field in ["scheme", "head", "embeddings"] {
+            assert_eq!(refused(field, "smelt").as_deref(), Some(field));
+            assert_eq!(refused(field, "gptq").as_deref(), Some(field));
+        }
+        assert_eq!(refused("scheme", "tensorrt-llm"), None);
     }
 }

@@ -1,6 +1,6 @@
 //! `smelt quantize`: a checkpoint's decoder in other weight types, without a pipeline.
 
-use smelt_model::quantize::{Method, Options, Report};
+use smelt_model::quantize::{Method, Options, Report, Scheme};
 use smelt_model::repacked::Format;
 
 use crate::atomic_dir::AtomicDir;
@@ -23,10 +23,19 @@ pub(crate) fn run(flags: &QuantizeFlags) -> Result<Exit, Failed> {
         let words = format!("--budget is for --method best; {method} tries one way alone");
         return Err(Failed::usage(words));
     }
-    if flags.method == Method::GptqActOrder
-        && flags.format == QuantFormat::Foreign(Format::CompressedTensors)
-    {
-        let words = "--method gptq-act-order sorts columns, which compressed-tensors reads no more; use --method gptq, or --format gptq";
+    let unread = match flags.format {
+        QuantFormat::Foreign(Format::CompressedTensors) => Some("compressed-tensors reads no more"),
+        QuantFormat::TensorRtLlm => Some("tensorrt-llm does not read"),
+        QuantFormat::Smelt | QuantFormat::Foreign(Format::Awq | Format::Gptq) => None,
+    };
+    if let Some(unread) = unread.filter(|_| flags.method == Method::GptqActOrder) {
+        return Err(Failed::usage(format!(
+            "--method gptq-act-order sorts columns, which {unread}; use --method gptq, or --format gptq"
+        )));
+    }
+    let asked = [Some(flags.scheme), flags.head, flags.embeddings];
+    if asked.contains(&Some(Scheme::Int4)) && flags.format != QuantFormat::TensorRtLlm {
+        let words = "int4 has one scale for each output, which only --format tensorrt-llm takes; use int4-g128";
         return Err(Failed::usage(words));
     }
     let plain = Options::plain(flags.scheme);

@@ -94,14 +94,15 @@ pub(crate) struct CalibrateFlags {
 pub(crate) struct QuantizeFlags {
     /// A directory, or what a pipeline's "from" says: hf:ORG/NAME@REV:FILE, path:DIR, synthetic:NAME
     pub(crate) checkpoint: PathBuf,
-    /// none, int8 (per output channel), int8-g32, or int4-g32, -g64 or -g128, each int4 also -asym
+    /// none, int8 (per output channel), int8-g32, or int4-g32, -g64 or -g128, each int4 also -asym; int4
+    /// (per output channel) for tensorrt-llm
     #[arg(long, value_parser = scheme)]
     pub(crate) scheme: Scheme,
-    /// smelt, or what other servers load: compressed-tensors, awq or gptq
+    /// smelt, or what others load: compressed-tensors, awq, gptq or tensorrt-llm (0.12)
     #[arg(long, default_value = "smelt", value_parser = QuantFormat::parse)]
     pub(crate) format: QuantFormat,
-    /// The head's scheme; that of the layers, but int8 where they have int4, when not given (none for awq
-    /// and gptq)
+    /// The head's scheme; that of the layers, but int8 where they have int4, when not given (none for awq,
+    /// gptq and tensorrt-llm)
     #[arg(long, value_name = "SCHEME", value_parser = scheme)]
     pub(crate) head: Option<Scheme>,
     /// The embedding's scheme; it stays as it is when not given

@@ -55,6 +55,7 @@ fn scheme(word: WeightScheme) -> Scheme {
         WeightScheme::None => Scheme::None,
         WeightScheme::Int8 => Scheme::Int8,
         WeightScheme::Int8G32 => Scheme::Int8G32,
+        WeightScheme::Int4 => Scheme::Int4,
         WeightScheme::Int4G32 => Scheme::Int4G32,
         WeightScheme::Int4G64 => Scheme::Int4G64,
         WeightScheme::Int4G128 => Scheme::Int4G128,
@@ -75,12 +76,13 @@ fn method(word: RoundingMethod) -> Method {
     }
 }
 
-fn form(word: CheckpointFormat) -> QuantFormat {
+pub(super) fn form(word: CheckpointFormat) -> QuantFormat {
     match word {
         CheckpointFormat::Smelt => QuantFormat::Smelt,
         CheckpointFormat::CompressedTensors => QuantFormat::Foreign(Format::CompressedTensors),
         CheckpointFormat::Awq => QuantFormat::Foreign(Format::Awq),
         CheckpointFormat::Gptq => QuantFormat::Foreign(Format::Gptq),
+        CheckpointFormat::TensorRtLlm => QuantFormat::TensorRtLlm,
     }
 }
 

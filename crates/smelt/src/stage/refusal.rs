@@ -12,6 +12,7 @@ use smelt_model::checkpoint::{Checkpoint, INDEX_FILE, WEIGHTS_FILE};
 use smelt_model::model::Model;
 use smelt_model::quantize::check_unpacked;
 use smelt_plan::kind::llm_engine_build::LlmEngineBuild;
+use smelt_plan::kind::quantize::Quantize;
 use smelt_plan::plan::{HubPin, Stage};
 use smelt_plan::{Kind, StageId, kind};
 use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
@@ -19,6 +20,7 @@ use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use super::{deployment, quantize};
 use crate::atomic_dir::AtomicDir;
+use crate::checkpoint::check;
 use crate::checkpoints::{Checkpoints, count, input};
 use crate::exit::{Exit, Failed};
 use crate::seeing::Unseen;
@@ -38,7 +40,7 @@ pub(super) fn of_decoder(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option
 /// Why a checkpoint will not be rounded.
 pub(super) fn of_rounding(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
     match opened(checkpoints, stage)? {
-        Ok(checkpoint) => packed(stage, &checkpoint),
+        Ok(checkpoint) => packed(stage, &checkpoint).or_else(|| unheld(stage, &checkpoint)),
         Err(why) => Some(why),
     }
 }
@@ -63,6 +65,13 @@ fn opened(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<Result<Checkpo
 fn packed(stage: &Stage, checkpoint: &Checkpoint) -> Option<String> {
     let options = quantize::options(kind::typed(&stage.params).ok()?);
     check_unpacked(checkpoint, &options).err().map(|error| error.to_string())
+}
+
+/// Weights that the stage's format has no place for.
+fn unheld(stage: &Stage, checkpoint: &Checkpoint) -> Option<String> {
+    let params: Quantize = kind::typed(&stage.params).ok()?;
+    let form = quantize::form(params.format);
+    check(checkpoint, &quantize::options(params), form).err().map(|error| error.to_string())
 }
 
 /// A tokenizer that nobody can use, with which `verify` asks.
