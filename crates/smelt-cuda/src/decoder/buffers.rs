@@ -50,24 +50,11 @@ pub(super) struct Buffers {
     pub(super) marks: DeviceAddress,
     /// `[rows of logits, vocab]` floats.
     pub(super) logits: DeviceAddress,
-    choosing: Choosing,
+    /// What choosing tokens works in, without what is asked.
+    choosing: ChooseBuffers,
     /// Every buffer and its bytes.
     all: [(DeviceAddress, u64); COUNT],
     _arena: Arena,
-}
-
-/// What choosing tokens works in: see [`ChooseBuffers`].
-#[derive(Clone, Copy, Debug)]
-struct Choosing {
-    rows: DeviceAddress,
-    allowed: DeviceAddress,
-    lengths: DeviceAddress,
-    faults: DeviceAddress,
-    largest: DeviceAddress,
-    weights: DeviceAddress,
-    smallest: DeviceAddress,
-    buckets: DeviceAddress,
-    results: DeviceAddress,
 }
 
 /// Buffers there are.
@@ -102,7 +89,13 @@ impl Buffers {
         let [.., middle, cosines, sines, parts, marks, logits, _, _, _, _, _, _, _, _, _] = at;
         let [.., rows_own, allowed, lengths, faults, _, _, _, _, _] = at;
         let [.., largest, weights, smallest, buckets, results] = at;
-        let choosing = Choosing {
+        let none = DeviceAddress::NULL;
+        let choosing = ChooseBuffers {
+            logits,
+            choices: none,
+            biases: none,
+            counts: none,
+            masks: none,
             rows: rows_own,
             allowed,
             lengths,
@@ -112,6 +105,7 @@ impl Buffers {
             smallest,
             buckets,
             results,
+            next: none,
         };
         Ok(Self {
             rows_max: rows,
@@ -146,26 +140,8 @@ impl Buffers {
 
     /// What choosing tokens needs, of what is asked at `lists`.
     pub(super) fn choosing(&self, lists: ListPlaces) -> ChooseBuffers {
-        let Choosing { rows, allowed, lengths, faults, .. } = self.choosing;
-        let Choosing { largest, weights, smallest, buckets, results, .. } = self.choosing;
         let ListPlaces { choices, biases, counts, masks } = lists;
-        ChooseBuffers {
-            logits: self.logits,
-            choices,
-            biases,
-            counts,
-            masks,
-            rows,
-            allowed,
-            lengths,
-            faults,
-            largest,
-            weights,
-            smallest,
-            buckets,
-            results,
-            next: DeviceAddress::NULL,
-        }
+        ChooseBuffers { choices, biases, counts, masks, ..self.choosing }
     }
 }
 

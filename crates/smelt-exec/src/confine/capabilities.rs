@@ -45,9 +45,7 @@ pub(super) fn drop_but(declared: &[String], may_become_others: bool) -> io::Resu
         return Ok(());
     }
     let wanted = wanted(declared, may_become_others);
-    if held.effective.contains(CapabilitySet::SETPCAP) && !get_no_new_privs()? {
-        bound(wanted)?;
-    }
+    bound(&held, wanted)?;
     set_capabilities(
         None,
         CapabilitySets {
@@ -61,10 +59,8 @@ pub(super) fn drop_but(declared: &[String], may_become_others: bool) -> io::Resu
 
 /// Leaves this thread, and what it starts, none.
 pub(super) fn drop_all() -> io::Result<()> {
-    if capabilities(None)?.effective.contains(CapabilitySet::SETPCAP) && !get_no_new_privs()? {
-        bound(CapabilitySet::empty())?;
-    }
     let none = CapabilitySet::empty();
+    bound(&capabilities(None)?, none)?;
     Ok(set_capabilities(
         None,
         CapabilitySets { effective: none, permitted: none, inheritable: none },
@@ -73,7 +69,11 @@ pub(super) fn drop_all() -> io::Result<()> {
 
 /// A program that root starts gets whatever is in the bounding set, unless its thread gets no new privileges: then it has at most
 /// what the thread has (`cap_bprm_creds_from_file` of the kernel), and thirty calls are saved.
-fn bound(wanted: CapabilitySet) -> io::Result<()> {
+/// Who holds no right to bound it leaves it.
+fn bound(held: &CapabilitySets, wanted: CapabilitySet) -> io::Result<()> {
+    if !held.effective.contains(CapabilitySet::SETPCAP) || get_no_new_privs()? {
+        return Ok(());
+    }
     let all = (0..u64::BITS).map(|bit| CapabilitySet::from_bits_retain(1 << bit));
     for capability in all.filter(|&capability| !wanted.contains(capability)) {
         match remove_capability_from_bounding_set(capability) {
