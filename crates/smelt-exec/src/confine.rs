@@ -12,6 +12,7 @@ mod capabilities;
 mod devices;
 mod filter;
 mod mounts;
+mod names;
 mod network;
 mod queues;
 mod system;
@@ -286,6 +287,7 @@ impl Prepared {
 /// then.  With Landlock it takes a `/dev/shm` of its own where it may mount, for strict programs in a user name space if need be: what a
 /// program leaves there can be told from what others keep there, and strict ones do not see the latter.  Where it cannot, what is
 /// started is not held, and says so.  System calls are refused here, once for all that it starts: a filter takes longer than many a stage.
+/// It has a second thread then.
 pub(crate) fn prepare(space: Space, is_mapped: bool) -> Prepared {
     if space == Space::Free {
         return Prepared { space, shared: Shared::Everybodys, is_apart: false, queues: None };
@@ -304,7 +306,7 @@ pub(crate) fn prepare(space: Space, is_mapped: bool) -> Prepared {
     let queues = has_queues.then(|| Queues::own().ok()).flatten();
     if has_landlock || by_mounts && may_mount {
         // A kernel without filters has the rest, and `plan` says so.
-        let _ = filter::refuse_beyond();
+        let _ = filter::refuse_beyond().and_then(|()| names::allow());
     }
     let shared = if is_own { Shared::Own } else { Shared::Everybodys };
     Prepared { space, shared, is_apart: is_mapped || enters, queues }

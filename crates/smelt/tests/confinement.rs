@@ -331,6 +331,40 @@ fn plan_and_doctor_say_what_holds() {
     }
 }
 
+/// As `pthread_setname_np` names another thread, and NVIDIA's libraries theirs.
+const NAMES: &str = "import os, threading
+done = threading.Event()
+thread = threading.Thread(target=done.wait)
+thread.start()
+for way in (os.O_RDWR | os.O_CLOEXEC, os.O_WRONLY):
+    file = os.open(f'/proc/self/task/{thread.native_id}/comm', way)
+    os.write(file, b'named')
+    os.close(file)
+print(open(f'/proc/self/task/{thread.native_id}/comm').read(), end='')
+done.set()";
+
+#[test]
+fn programs_name_their_threads() {
+    let ways = ["landlock", "mounts"];
+    for (side, way) in ways.map(|way| [(Side::Root, way), (Side::User, way)]).concat() {
+        if !side.is_here() {
+            continue;
+        }
+        let world = World::new("");
+        let names = world.path("names.py");
+        let script = format!("a::{PYTHON} {} > o || echo refused > o", names.display());
+        world.write("p.toml", &commands(&[&script]));
+        fs::write(&names, NAMES).unwrap();
+        ["", "p.toml", "names.py"].iter().for_each(|name| side.give(&world.path(name)));
+        let mut smelt = world.command(&["run", "p.toml"]);
+        side.start(smelt.env("SMELT_CONFINE", way));
+        let run = ended(&mut smelt);
+        assert_eq!(run.code, Some(0), "{side:?}, {way}: {}", run.stderr);
+        let said = fs::read_to_string(world.out("a").join("o")).unwrap();
+        assert_eq!(said, "named\n", "{side:?}, {way}: {}", run.stderr);
+    }
+}
+
 /// A tool that needs more says so.
 #[test]
 fn rights_of_root_are_declared() {

@@ -38,6 +38,12 @@ const SOCKET: Call = call(libc::SYS_socket, 359, 281);
 const IO_URING_SETUP: Call = call(libc::SYS_io_uring_setup, 425, 425);
 /// All calls of sockets in one, which our own programs have not.
 const SOCKETCALL: Call = [None, Some(102)];
+pub(super) const OPENAT: Call = call(libc::SYS_openat, 295, 322);
+/// Without a folder that the path begins in, which only the older machines have.
+#[cfg(target_arch = "x86_64")]
+const OPEN: Call = call(libc::SYS_open, 5, 5);
+#[cfg(not(target_arch = "x86_64"))]
+const OPEN: Call = [None, Some(5)];
 
 /// What an argument is, by its place.
 type Argument = (u32, Is);
@@ -50,12 +56,16 @@ enum Is {
     Other(u32),
     /// One of these.
     OneOf(&'static [u32]),
+    /// It has any of these bits.
+    Sets(u32),
+    /// It has none of these bits.
+    Lacks(u32),
     /// An address, and not none.
     Address,
 }
-use Is::{Address, Equal, OneOf, Other};
+use Is::{Address, Equal, Lacks, OneOf, Other, Sets};
 
-/// A call is refused where all of these are so.
+/// A call is refused, or asked about, where all of these are so.
 type Rule = (Call, &'static [Argument]);
 
 /// What file systems do to files and folders through a descriptor that only reads, so that no rule about paths and writing is asked.
@@ -106,6 +116,14 @@ const FOREIGN: [Rule; 3] =
 /// All but pairs.
 const SOCKETS: [Rule; 3] = [(SOCKET, &[]), (SOCKETCALL, &[(0, Equal(1))]), (IO_URING_SETUP, &[])];
 
+const WRITES: u32 = (libc::O_WRONLY | libc::O_RDWR) as u32;
+const MAKES: u32 = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u32;
+/// A file that is there already, to be written.
+const OPENINGS: [Rule; 2] = [
+    (OPENAT, &[(2, Sets(WRITES)), (2, Lacks(MAKES))]),
+    (OPEN, &[(1, Sets(WRITES)), (1, Lacks(MAKES))]),
+];
+
 /// Whether the kernel that `root` shows has filters, by its settings.
 pub(super) fn are_there(root: &Path) -> bool {
     root.join("proc/sys/kernel/seccomp/actions_avail").exists()
@@ -122,7 +140,12 @@ pub(super) fn refuse_sockets(local: bool) -> io::Result<()> {
 }
 
 fn refuse(rules: &[Rule], errno: i32) -> io::Result<()> {
-    apply_filter(&program(rules, errno)).map_err(io::Error::other)
+    apply_filter(&program(rules, refusal(errno))).map_err(io::Error::other)
+}
+
+/// Asks whoever listens before a file that is there is opened to be written.
+pub(super) fn asking() -> BpfProgram {
+    program(&OPENINGS, libc::SECCOMP_RET_USER_NOTIF)
 }
 
 /// Where the kernel shows a filter the call's number, its machine and its arguments.
@@ -132,11 +155,15 @@ const ARGUMENTS: u32 = 16;
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 
-fn program(rules: &[Rule], errno: i32) -> BpfProgram {
-    let refused = libc::SECCOMP_RET_ERRNO | errno.cast_unsigned();
+fn refusal(errno: i32) -> u32 {
+    libc::SECCOMP_RET_ERRNO | errno.cast_unsigned()
+}
+
+/// Answers so to the calls of these rules, and lets all others be.
+fn program(rules: &[Rule], said: u32) -> BpfProgram {
     let [own, narrow] = [0, 1].map(|machine| {
         let mut part = if machine == 0 { without_x32() } else { Vec::new() };
-        part.extend(rules.iter().flat_map(|(call, when)| rule(call[machine], when, refused)));
+        part.extend(rules.iter().flat_map(|(call, when)| rule(call[machine], when, said)));
         part.push(answer(ALLOW));
         part
     });
@@ -145,7 +172,7 @@ fn program(rules: &[Rule], errno: i32) -> BpfProgram {
     all.push(unless_equal(MACHINES[1], narrow.len()));
     all.extend(narrow);
     // Neither: no kernel of these machines has such programs.
-    all.push(answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned()));
+    all.push(answer(refusal(libc::ENOSYS)));
     all
 }
 
@@ -155,14 +182,13 @@ fn without_x32() -> Vec<sock_filter> {
     if !cfg!(target_arch = "x86_64") {
         return Vec::new();
     }
-    let unknown = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
-    vec![load(NUMBER), instruction(JUMP | SHARES_BITS, X32, 0, 1), answer(unknown)]
+    vec![load(NUMBER), instruction(JUMP | SHARES_BITS, X32, 0, 1), answer(refusal(libc::ENOSYS))]
 }
 
 /// Each test that fails leads behind the rule.
-fn rule(number: Option<u32>, when: &[Argument], refused: u32) -> Vec<sock_filter> {
+fn rule(number: Option<u32>, when: &[Argument], said: u32) -> Vec<sock_filter> {
     let Some(number) = number else { return Vec::new() };
-    let mut tests = vec![answer(refused)];
+    let mut tests = vec![answer(said)];
     for &(place, is) in when.iter().rev() {
         let low = ARGUMENTS + 8 * place;
         let rest = tests.len();
@@ -170,6 +196,8 @@ fn rule(number: Option<u32>, when: &[Argument], refused: u32) -> Vec<sock_filter
             Equal(number) => vec![load(low), unless_equal(number, rest)],
             Other(number) => vec![load(low), if_equal(number, rest)],
             OneOf(numbers) => [vec![load(low)], one_of(numbers, rest)].concat(),
+            Sets(bits) => vec![load(low), instruction(JUMP | SHARES_BITS, bits, 0, rest)],
+            Lacks(bits) => vec![load(low), instruction(JUMP | SHARES_BITS, bits, rest, 0)],
             // Either half will do.
             Address => vec![load(low), unless_equal(0, 2), load(low + 4), if_equal(0, rest)],
         };
@@ -225,7 +253,7 @@ mod tests {
 
     /// What the kernel would answer to a call of a machine.
     fn answered(rules: &[Rule], machine: u32, number: u32, arguments: [u64; 3]) -> u32 {
-        let program = program(rules, libc::EPERM);
+        let program = program(rules, refusal(libc::EPERM));
         let word = |at: u32| match at {
             NUMBER => number,
             MACHINE => machine,
@@ -305,8 +333,24 @@ mod tests {
     }
 
     #[test]
+    fn files_that_are_there_are_asked_about_where_they_are_written() {
+        let flags = |flags: i32| u64::from(flags.cast_unsigned());
+        for (asked, is_so) in [
+            (libc::O_WRONLY, true),
+            (libc::O_RDWR | libc::O_CLOEXEC, true),
+            (libc::O_WRONLY | libc::O_TRUNC, true),
+            (libc::O_RDONLY | libc::O_DIRECTORY, false),
+            (libc::O_WRONLY | libc::O_CREAT, false),
+            (libc::O_RDWR | libc::O_TMPFILE, false),
+        ] {
+            check(&OPENINGS, OPENAT, [0, 0, flags(asked)], is_so);
+            check(&OPENINGS, OPEN, [0, flags(asked), 0], is_so);
+        }
+    }
+
+    #[test]
     fn what_is_of_no_machine_here_is_unknown() {
-        let unknown = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
+        let unknown = refusal(libc::ENOSYS);
         assert_eq!(answered(&BEYOND, 0x1234, 0, [0; 3]), unknown);
         if cfg!(target_arch = "x86_64") {
             assert_eq!(answered(&BEYOND, MACHINES[0], 0x4000_0000, [0; 3]), unknown);
