@@ -27,7 +27,7 @@ pub(crate) struct OfMemory;
 /// A number of a service: its name, what it is, and how it is found.
 type Number<S> = (&'static str, &'static str, fn(&S) -> u64);
 
-const COUNTERS: [Number<Stats>; 14] = [
+const COUNTERS: [Number<Stats>; 15] = [
     ("engine_requests", "Requests that the engine took", |stats| stats.requests),
     ("engine_refused", "Requests refused since too many were there", |stats| stats.refused),
     ("answers_stopped", "Answers that the model or a stop ended", |stats| stats.endings.stop),
@@ -40,16 +40,18 @@ const COUNTERS: [Number<Stats>; 14] = [
     ("engine_cached_tokens", "Those that a slot held already", |stats| stats.cached_tokens),
     ("engine_said_tokens", "Tokens of answers", |stats| stats.said_tokens),
     ("preemptions", "Times an answer gave its slot back", |stats| stats.preemptions),
+    ("device_losses", "Times a device of a model was lost", |stats| stats.device_losses),
     ("pictures_seen", "Pictures the vision engine looked at", |stats| stats.pictures_seen),
     ("pictures_cached", "Pictures known from before", |stats| stats.pictures_cached),
 ];
 
-const GAUGES: [Number<Stats>; 10] = [
+const GAUGES: [Number<Stats>; 11] = [
     ("answers_looking", "Requests whose pictures are looked at", |stats| stats.looking as u64),
     ("answers_waiting", "Answers that wait for a slot", |stats| stats.waiting as u64),
     ("answers_reading", "Answers whose prompt is read", |stats| stats.reading as u64),
     ("answers_saying", "Answers under way", |stats| stats.saying as u64),
     ("slots_kept", "Slots kept for what they hold", |stats| stats.kept_slots as u64),
+    ("devices_lost", "Devices that answer no more", |stats| stats.devices_lost as u64),
     ("kv_blocks_held", "Blocks of keys and values in use", |stats| stats.kv.blocks_held as u64),
     ("kv_blocks", "Blocks of keys and values there may be", |stats| stats.kv.blocks_total as u64),
     ("kv_block_bytes", "Bytes of a block", |stats| stats.kv.block_bytes as u64),

@@ -206,6 +206,7 @@ fn alarming() -> Vec<(&'static str, Change)> {
             }),
         ),
         ("SmeltEngineFails", rises("smelt_answers_failed_total", 1)),
+        ("SmeltDeviceLost", is("smelt_devices_lost", "1")),
         ("SmeltRefuses", rises("smelt_engine_refused_total", 60)),
         ("SmeltQueueLong", slow("smelt_queue_seconds_bucket", 10.0)),
         ("SmeltFirstTokenSlow", slow("smelt_first_token_seconds_bucket", 15.0)),

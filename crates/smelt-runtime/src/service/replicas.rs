@@ -304,6 +304,10 @@ impl Replicas {
             stats.kv.blocks_held += gauge.kv.blocks_held;
             stats.kv.blocks_total += gauge.kv.blocks_total;
         }
+        for Known { state, .. } in self.known().iter() {
+            stats.devices_lost += usize::from(state.status != ReplicaStatus::Ready);
+            stats.device_losses += state.losses;
+        }
     }
 
     /// The device of a replica was lost: what it had read is gone.  Gives its name.
@@ -383,6 +387,25 @@ mod tests {
         check(&["o1/8:0", "l0/8:0", "o0/8:0"], 100, Some(2));
         check(&["l0/8:0", "l0/8:64"], 100, None);
         check(&[], 100, None);
+    }
+
+    #[test]
+    fn what_is_lost_counts_until_it_is_back() {
+        let seat = |name: &str| (name.to_owned(), std::sync::mpsc::channel().0);
+        let replicas = Replicas::new(vec![seat("a"), seat("b")], 8, 16);
+        let counted = || {
+            let mut stats = Stats::new();
+            replicas.sum(&mut stats);
+            (stats.devices_lost, stats.device_losses)
+        };
+        assert_eq!(counted(), (0, 0));
+        assert_eq!(replicas.lost(1, "it fell off the bus"), "b");
+        assert_eq!(counted(), (1, 1));
+        replicas.is_back(1);
+        assert_eq!(counted(), (0, 1));
+        replicas.lost(1, "again");
+        replicas.give_up(1, "for good", Vec::new);
+        assert_eq!(counted(), (1, 2));
     }
 
     #[test]
