@@ -251,6 +251,26 @@ fn heads_that_no_kernel_takes_are_foreseen() {
 }
 
 #[test]
+fn keys_and_values_that_no_gpu_keeps_are_foreseen() {
+    let world = unverified();
+    let lines = || {
+        let plan = world.smelt(&["plan", "p.toml"]);
+        assert_eq!(plan.code, Some(0), "{}", plan.stderr);
+        let lines = plan.stdout.lines().filter(|line| line.starts_with("deployment will be"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (build, deployment) = ("kind = \"llm-engine-build\"\n", "kind = \"deployment\"\n");
+    let pipeline = world.read("p.toml");
+    let exact = pipeline.replace(deployment, &format!("{deployment}kv = \"f32\"\n"));
+    world.write("p.toml", &exact);
+    assert_eq!(lines(), [""; 0], "processors keep any");
+    world.write("p.toml", &exact.replace(build, &format!("{build}target = \"cuda-sm90\"\n")));
+    let words =
+        "deployment will be refused: \"kv\" is f32, and GPUs keep keys and values as f16 or int8";
+    assert_eq!(lines(), [words]);
+}
+
+#[test]
 fn more_tokens_than_the_engine_knows_are_never_sealed() {
     let world = unverified();
     let mut tokenizer: Value =

@@ -11,10 +11,12 @@ use smelt_cuda::kernels::page::HeadShape;
 use smelt_model::checkpoint::{Checkpoint, INDEX_FILE, WEIGHTS_FILE};
 use smelt_model::model::Model;
 use smelt_model::quantize::check_unpacked;
+use smelt_plan::kind::deployment::Deployment;
 use smelt_plan::kind::llm_engine_build::LlmEngineBuild;
 use smelt_plan::kind::quantize::Quantize;
+use smelt_plan::kind::words::KvForm;
 use smelt_plan::plan::{HubPin, Stage};
-use smelt_plan::{Kind, StageId, kind};
+use smelt_plan::{Kind, Plan, StageId, kind};
 use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
@@ -51,7 +53,8 @@ pub(super) fn of_deployment(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Opt
     let known = || checkpoints.model(stage).ok().flatten();
     let of_model =
         |model: &Model| too_long(stage, model).or_else(|| apart(checkpoints, stage, model));
-    of_texts(checkpoints, stage).or_else(|| of_model(&known()?))
+    let of_own = || of_texts(checkpoints, stage).or_else(|| unkept(checkpoints.plan, stage));
+    of_own().or_else(|| of_model(&known()?))
 }
 
 /// The checkpoint of a stage, or why it cannot be read; nothing where it is not here, or another stage makes it.
@@ -96,6 +99,16 @@ fn too_wide(stage: &Stage, model: &Model) -> Option<String> {
     let target = kind::typed::<LlmEngineBuild>(&stage.params).ok()?.target;
     CudaTarget::parse(target.word())?;
     HeadShape::check(model.llm.as_ref()?.head_dim).err()
+}
+
+/// A form of keys and values that the engine's target does not keep.
+fn unkept(plan: &Plan, stage: &Stage) -> Option<String> {
+    let form = kind::typed::<Deployment>(&stage.params).ok()?.kv?;
+    let (_, engine) = input(plan, stage, "llm")?;
+    let target = kind::typed::<LlmEngineBuild>(&engine.params).ok()?.target;
+    CudaTarget::parse(target.word())?;
+    matches!(form, KvForm::F32)
+        .then(|| "\"kv\" is f32, and GPUs keep keys and values as f16 or int8".to_owned())
 }
 
 /// A tower that gives what the decoder does not take, or takes other pictures than the checkpoint cuts.
