@@ -44,6 +44,11 @@ pub fn tensorrt(root: &Path) -> Option<String> {
     Packages::read(&Tree::at(root)).tensorrt().map(|(version, _)| version)
 }
 
+/// The power mode of the Jetson whose file system is at `root`, by its name.
+pub fn power_mode(root: &Path) -> Option<String> {
+    Power::read(&Tree::at(root)).mode_name().map(str::to_owned)
+}
+
 /// What a person would say of a device first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outline {

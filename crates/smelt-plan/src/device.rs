@@ -6,8 +6,20 @@
 use std::collections::BTreeMap;
 
 /// The facts, by the words of the pipeline file; a new one goes to the end.
-pub const FACTS: [&str; 10] =
-    ["arch", "cpu", "gpu", "gpu-driver", "cuda", "tensorrt", "l4t", "kernel", "sm", "nvcc"];
+pub const FACTS: [&str; 12] = [
+    "arch",
+    "cpu",
+    "gpu",
+    "gpu-driver",
+    "cuda",
+    "tensorrt",
+    "l4t",
+    "kernel",
+    "sm",
+    "nvcc",
+    "soc",
+    "power-mode",
+];
 
 /// What a fact is worth where the device has no such thing: also an answer.
 pub const ABSENT: &str = "none";

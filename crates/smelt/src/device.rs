@@ -171,6 +171,8 @@ fn fact_of(fact: &str) -> Option<String> {
         "kernel" => text("/proc/sys/kernel/osrelease").lines().next().map(str::to_owned),
         "sm" => sm_of_chip(&text(CHIP)).or_else(|| sm_of_models(&models())),
         "nvcc" => nvcc(&text("/usr/local/cuda/version.json")),
+        "soc" => soc(&text(CHIP)),
+        "power-mode" => smelt_doctor::power_mode(Path::new("/")),
         _ => None,
     }
 }
@@ -208,6 +210,8 @@ fn looked_at(fact: &str) -> &'static str {
         "l4t" => "there is no /etc/nv_tegra_release",
         "sm" => "there is no /proc/driver/nvidia/gpus, and the device tree names no Tegra",
         "nvcc" => "there is no /usr/local/cuda/version.json that names cuda_nvcc",
+        "soc" => "there is no device tree, as on a PC",
+        "power-mode" => "there is no /etc/nvpmodel.conf that names the mode",
         _ => "the kernel does not say",
     }
 }
@@ -280,6 +284,12 @@ const MODELS: [(&str, &[&str]); 10] = [
 fn sm_of_chip(compatible: &str) -> Option<String> {
     let chip = |name: &str| CHIPS.into_iter().find(|(chip, _)| *chip == name);
     compatible.split('\0').find_map(chip).map(|(_, sm)| sm.to_owned())
+}
+
+/// The chip of a board: its device tree lists the board's own names first, and the chip last.
+fn soc(compatible: &str) -> Option<String> {
+    let mut names = compatible.split(['\0', '\n']).filter(|name| !name.is_empty());
+    names.next_back().map(str::to_owned)
 }
 
 /// The compute capabilities of discrete GPUs.  A model that the table lacks stands for its own: then nothing is shared with
@@ -359,6 +369,14 @@ mod tests {
         let words: Vec<&str> = MODELS.iter().flat_map(|(_, words)| *words).copied().collect();
         let once: BTreeSet<&str> = words.iter().copied().collect();
         assert_eq!(once.len(), words.len());
+    }
+
+    #[test]
+    fn a_device_tree_names_the_chip_last() {
+        let orin = "nvidia,p3768-0000+p3767-0005-super\0nvidia,p3767-0005\0nvidia,tegra234\0";
+        assert_eq!(soc(orin).as_deref(), Some("nvidia,tegra234"));
+        assert_eq!(soc("radxa,rock-5b\0rockchip,rk3588\0").as_deref(), Some("rockchip,rk3588"));
+        assert_eq!((soc(""), soc("\0")), (None, None));
     }
 
     #[test]
