@@ -71,12 +71,20 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     ensure!(!cases.is_empty(), "no such case; there are {}", names());
     let inputs = Inputs::prepare()?;
     let facts = machine::facts()?;
-    let mut rows = Vec::new();
+    let (mut rows, mut failed) = (Vec::new(), None);
     for case in &cases {
         eprintln!("bench: {}", case.name());
-        rows.push(measure(case, settings.runs, &inputs).with_context(|| case.name())?);
+        match measure(case, settings.runs, &inputs).with_context(|| case.name()) {
+            Ok(row) => rows.push(row),
+            // What took half an hour is told all the same.
+            Err(error) => {
+                failed = Some(error);
+                break;
+            }
+        }
     }
-    report::write(&facts, &rows, settings.runs, &inputs.folder)
+    let written = report::write(&facts, &rows, settings.runs, &inputs.folder);
+    failed.map_or(written, Err)
 }
 
 /// `runs` turns of all sides.

@@ -136,6 +136,10 @@ fn of_model(smelt: &Path, name: &str) -> Result<Vec<Figure>> {
     figures.push(memory("answering, MiB", of_line("serving_bytes")? - spare + kv, resident));
     let again = ask(&["fit", &model, "--json"])?;
     let measured = &again["lines"][0]["speed"];
+    // An answer that clocks cannot tell from none is not remembered.
+    if name.ends_with("-tiny") {
+        return Ok(figures);
+    }
     ensure!(measured["basis"] == "measured", "no answer was remembered: {measured}");
     let time = |what, field: &str, least| {
         let (said, found) = (line["speed"][field].as_f64()?, measured[field].as_f64()?);
