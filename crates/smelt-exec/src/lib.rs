@@ -4,8 +4,6 @@
 //! (what next), `smelt-watch` (too much?) and [`classify`] (how did it end); this crate obeys.
 //! It does not know what a stage means: the caller turns a stage into a [`ProcessSpec`].
 
-#![forbid(unsafe_code)]
-
 mod attempt;
 mod boot;
 mod caches;
@@ -19,6 +17,7 @@ pub mod dead;
 mod form;
 pub mod lending;
 mod log;
+mod masked;
 mod message;
 mod notes;
 mod order;

@@ -67,9 +67,18 @@ pub struct ProcessSpec {
     pub capabilities: Vec<String>,
     /// What it may see, where it does not see everything.
     pub strict: Option<Strict>,
+    /// Variables of `env` whose values are kept out of its log.
+    pub secrets: Vec<String>,
 }
 
 impl ProcessSpec {
+    /// What is not to be read by others.
+    pub(crate) fn secret_values(&self) -> Vec<Vec<u8>> {
+        let is_secret = |name: &String| self.secrets.contains(name);
+        let values = self.env.iter().filter(|(name, _)| is_secret(name));
+        values.map(|(_, value)| value.clone().into_bytes()).collect()
+    }
+
     /// Everywhere it may write but devices; `scratch` is its directory for temporary files.
     pub(crate) fn places<'a>(&'a self, scratch: &'a Path) -> Vec<&'a Path> {
         let declared = self.writes.iter().map(PathBuf::as_path);
@@ -228,6 +237,7 @@ mod tests {
             writes: Vec::new(),
             capabilities: Vec::new(),
             strict: None,
+            secrets: Vec::new(),
         };
         assert_eq!(spec.space(), Space::Own);
         fs::write(&name, "").unwrap();

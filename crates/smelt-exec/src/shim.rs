@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -27,6 +27,7 @@ use smelt_watch::{Disks, Tree, is_stopped};
 
 use crate::confine::{self, AppliedConfinement, Bounds, Prepared, Shared, Space, Strict, TMP};
 use crate::log;
+use crate::masked::Masked;
 use crate::order::{INPUTS_FILE, ProcessSpec, ShimOrder, ShimReport};
 use crate::readable::readable;
 
@@ -83,7 +84,8 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
         let report = match start(&order, &scratch, &store, must_hold, &ground) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
-                let report = attend(leader, output, &log, &before, disks);
+                let copier = copier(output, log, order.secret_values());
+                let report = attend(leader, copier, &before, disks);
                 ShimReport {
                     writes: Some(held.writes),
                     confined_by: held.way,
@@ -331,21 +333,25 @@ impl Usage {
     }
 }
 
-/// Copies the log, waits for the leader, then for nobody to be left.
-fn attend(
-    leader: Pid,
-    mut output: io::PipeReader,
-    log: &Path,
-    before: &Usage,
-    mut disks: Disks,
-) -> ShimReport {
-    let log = log.to_owned();
-    let copier = thread::spawn(move || {
-        let error = log::copy(&output, &log).err();
+/// Copies to the log until nobody writes any more, and says why that could not be kept.
+type Copier = JoinHandle<Option<io::Error>>;
+
+/// Copies what a stage writes to its log, without its secrets.
+fn copier(mut output: io::PipeReader, log: PathBuf, secrets: Vec<Vec<u8>>) -> Copier {
+    thread::spawn(move || {
+        let copied = match secrets.is_empty() {
+            // The kernel does that by itself.
+            true => log::copy(&output, &log),
+            false => log::copy(Masked::new(&output, secrets), &log),
+        };
         // A full disk must not stop the stage's mouth: what cannot be kept is read all the same.
         let _ = io::copy(&mut output, &mut io::sink());
-        error
-    });
+        copied.err()
+    })
+}
+
+/// Waits for the leader, then for nobody to be left.
+fn attend(leader: Pid, copier: Copier, before: &Usage, mut disks: Disks) -> ShimReport {
     let status = reap_until(leader);
     // Who is left may remove files yet, and so do we.
     let short = disks.look();

@@ -172,6 +172,7 @@ fn order(task: &Task<'_>) -> ProcessSpec {
         writes: Vec::new(),
         capabilities: Vec::new(),
         strict: None,
+        secrets: Vec::new(),
     }
 }
 
@@ -187,6 +188,7 @@ fn warm_up(_: &smelt_plan::WarmUp) -> ProcessSpec {
         writes: Vec::new(),
         capabilities: Vec::new(),
         strict: None,
+        secrets: Vec::new(),
     }
 }
 

@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn what_a_program_may_do_does_not_matter() {
-        let params = |writes: Value| json!({"argv": ["ab", "c"], "writes": writes, "capabilities": ["mknod"]});
+        let params = |writes: Value| json!({"argv": ["ab", "c"], "writes": writes, "capabilities": ["mknod"], "secrets": ["T"]});
         for domain in [KeyDomain::Recipe, KeyDomain::Content] {
             let without = key(domain, json!({"argv": ["ab", "c"]}), &[]);
             assert_eq!(key(domain, params(json!(["/"])), &[]), without);

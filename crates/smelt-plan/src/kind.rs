@@ -20,7 +20,7 @@ pub mod words;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use command::{CAPABILITIES, NEEDS_CAPABILITIES, NETWORK, STRICT, TOOL, WRITES};
+pub use command::{CAPABILITIES, NEEDS_CAPABILITIES, NETWORK, SECRETS, STRICT, TOOL, WRITES};
 use definition::Definition;
 pub use definition::{Absent, Field, MemoryUse, Takes, TensorsHandled, Values};
 pub use words::{param, typed};

@@ -67,6 +67,7 @@ pub(crate) fn warm_up(warm_up: &WarmUp, folder: &Path, store: &Store) -> Process
         writes: vec!["/".into()],
         capabilities: Vec::new(),
         strict: None,
+        secrets: Vec::new(),
     }
 }
 

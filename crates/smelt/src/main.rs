@@ -88,6 +88,8 @@ mod refusals;
 #[cfg(feature = "build")]
 mod resource_needs;
 #[cfg(feature = "build")]
+mod secrets;
+#[cfg(feature = "build")]
 mod seeing;
 #[cfg(feature = "build")]
 mod sees;

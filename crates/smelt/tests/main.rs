@@ -33,6 +33,7 @@ mod quantization;
 mod removal;
 mod rerank;
 mod router;
+mod secrets;
 mod serve;
 mod serve_guard;
 mod serve_metrics;

@@ -28,7 +28,7 @@ use crate::forecast::{self, Alike};
 use crate::ladder;
 use crate::last_run::{self, LastRun};
 use crate::leftovers::{clear_dead, finish};
-use crate::load::{self, Access, Loaded};
+use crate::load::{self, Access, Loaded, Standing};
 use crate::memo::Memo;
 use crate::progress::Display;
 use crate::reboot;
@@ -37,7 +37,7 @@ use crate::story::Story;
 use crate::towers::Towers;
 use crate::unfinished::{Left, RunArguments};
 use crate::user_signatures;
-use crate::{refusals, table, tools};
+use crate::{refusals, secrets, table, tools};
 
 /// Who starts a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let (plan, store) = (&loaded.plan, &loaded.store);
     let confinement = confinement(flags, plan)?;
     let mut wishes = wishes(flags, plan)?;
+    need_secrets(&loaded, &flags.pipeline.pipeline, &wishes)?;
     if start.is_by_name() {
         refuse(&loaded, &flags.pipeline.pipeline, &wishes)?;
     }
@@ -247,6 +248,23 @@ fn foreseen(
     let mut refused = refusals::of(&Checkpoints::of(plan, &Story::of(loaded, last)?));
     refused.retain(|id, _| wanted.contains(id));
     Ok(refused)
+}
+
+/// Refuses now what a stage that is to be built would lack after hours.
+fn need_secrets(loaded: &Loaded, pipeline: &Path, wishes: &Wishes) -> Result<(), Failed> {
+    let plan = &loaded.plan;
+    let missing = secrets::missing(plan, &plan.wanted(&wishes.only));
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let last = LastRun::read(&loaded.store, pipeline);
+    let story = Story::of(loaded, &last)?;
+    let is_built = |id: StageId| {
+        let standing = &story.standings[id.index()].0;
+        wishes.force.contains(&id) || !matches!(standing, Standing::Hit { .. })
+    };
+    let first = missing.into_iter().find(|(id, _)| is_built(*id));
+    first.map_or(Ok(()), |(id, name)| Err(secrets::refused(plan.stage(id), &name)))
 }
 
 /// Refuses what the kernel would not hold.

@@ -11,7 +11,7 @@ use smelt_cuda::{CudaTarget, driver, nvrtc};
 use smelt_engine::onnxruntime;
 use smelt_exec::{ProcessSpec, Task};
 use smelt_hub::Settings;
-use smelt_plan::kind::{NEEDS_CAPABILITIES, WRITES};
+use smelt_plan::kind::{NEEDS_CAPABILITIES, SECRETS, WRITES};
 use smelt_plan::tokens::Lease;
 use smelt_plan::validity::Validity;
 use smelt_store::FILES_MAX;
@@ -57,6 +57,7 @@ fn native(task: &Task<'_>, worker: &Worker) -> ProcessSpec {
         writes,
         capabilities: Vec::new(),
         strict: None,
+        secrets: Vec::new(),
     }
 }
 
@@ -132,6 +133,8 @@ fn command(task: &Task<'_>, folder: &Path) -> ProcessSpec {
         env.extend(table.iter().map(|(name, value)| (name.clone(), text(value))));
     }
     env.extend(inputs(task));
+    let secrets = texts(SECRETS);
+    env.extend(secrets.iter().filter_map(|name| Some((name.clone(), env::var(name).ok()?))));
     env.extend(task.leases.iter().flat_map(lease));
     let mut argv = texts("argv");
     // A program beside the pipeline; nothing lies in a stage's own directory yet.
@@ -151,6 +154,7 @@ fn command(task: &Task<'_>, folder: &Path) -> ProcessSpec {
         writes: texts(WRITES).iter().map(|text| place(text, folder)).collect(),
         capabilities: texts(NEEDS_CAPABILITIES),
         strict: strict::of(task),
+        secrets,
     }
 }
 
