@@ -331,12 +331,12 @@ fn plan_and_doctor_say_what_holds() {
     }
 }
 
-/// As `pthread_setname_np` names another thread, and NVIDIA's libraries theirs.
+/// As `pthread_setname_np` names another thread, and NVIDIA's library, which would make the file, its own.
 const NAMES: &str = "import os, threading
 done = threading.Event()
 thread = threading.Thread(target=done.wait)
 thread.start()
-for way in (os.O_RDWR | os.O_CLOEXEC, os.O_WRONLY):
+for way in (os.O_RDWR | os.O_CLOEXEC, os.O_WRONLY | os.O_CREAT | os.O_TRUNC):
     file = os.open(f'/proc/self/task/{thread.native_id}/comm', way)
     os.write(file, b'named')
     os.close(file)

@@ -117,8 +117,9 @@ const FOREIGN: [Rule; 3] =
 const SOCKETS: [Rule; 3] = [(SOCKET, &[]), (SOCKETCALL, &[(0, Equal(1))]), (IO_URING_SETUP, &[])];
 
 const WRITES: u32 = (libc::O_WRONLY | libc::O_RDWR) as u32;
-const MAKES: u32 = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u32;
-/// A file that is there already, to be written.
+/// What is so opened was not there before.
+const MAKES: u32 = (libc::O_EXCL | libc::O_TMPFILE & !libc::O_DIRECTORY) as u32;
+/// A file that may be there already, to be written: `fopen` with `w`, as NVIDIA's library opens names, would make one.
 const OPENINGS: [Rule; 2] = [
     (OPENAT, &[(2, Sets(WRITES)), (2, Lacks(MAKES))]),
     (OPEN, &[(1, Sets(WRITES)), (1, Lacks(MAKES))]),
@@ -143,7 +144,7 @@ fn refuse(rules: &[Rule], errno: i32) -> io::Result<()> {
     apply_filter(&program(rules, refusal(errno))).map_err(io::Error::other)
 }
 
-/// Asks whoever listens before a file that is there is opened to be written.
+/// Asks whoever listens before a file that may be there is opened to be written.
 pub(super) fn asking() -> BpfProgram {
     program(&OPENINGS, libc::SECCOMP_RET_USER_NOTIF)
 }
@@ -340,7 +341,8 @@ mod tests {
             (libc::O_RDWR | libc::O_CLOEXEC, true),
             (libc::O_WRONLY | libc::O_TRUNC, true),
             (libc::O_RDONLY | libc::O_DIRECTORY, false),
-            (libc::O_WRONLY | libc::O_CREAT, false),
+            (libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC, true),
+            (libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL, false),
             (libc::O_RDWR | libc::O_TMPFILE, false),
         ] {
             check(&OPENINGS, OPENAT, [0, 0, flags(asked)], is_so);

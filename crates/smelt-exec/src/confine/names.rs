@@ -2,8 +2,8 @@
 //!
 //! One thread names another by writing to `/proc/self/task/TID/comm`, as `pthread_setname_np` does, and NVIDIA's libraries do
 //! not start where that is refused.  Neither a rule of Landlock nor a mount can be for these files alone: they and their
-//! folders come with their threads.  So the kernel asks a thread of the shim about every file that is opened to be written and not
-//! to be made.  That thread opens these files for whoever asked, and of all others says that they be judged as ever.  It
+//! folders come with their threads.  So the kernel asks a thread of the shim about every file that is opened to be written and
+//! may be there.  That thread opens these files for whoever asked, and of all others says that they be judged as ever.  It
 //! gives nothing away: the kernel lets nobody write the names of another process's threads, whoever opened them.
 #![allow(unsafe_code)]
 
