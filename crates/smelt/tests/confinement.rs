@@ -356,10 +356,15 @@ fn programs_name_their_threads() {
         world.write("p.toml", &commands(&[&script]));
         fs::write(&names, NAMES).unwrap();
         ["", "p.toml", "names.py"].iter().for_each(|name| side.give(&world.path(name)));
-        let mut smelt = world.command(&["run", "p.toml"]);
+        let mut smelt = world.command(&["run", "p.toml", "--json"]);
         side.start(smelt.env("SMELT_CONFINE", way));
         let run = ended(&mut smelt);
         assert_eq!(run.code, Some(0), "{side:?}, {way}: {}", run.stderr);
+        let report: Value = serde_json::from_str(&run.stdout).unwrap();
+        if report["stages"][0]["attempts"][0]["writes"] == "unwatched" {
+            println!("not run: this machine has no {way} for {side:?}");
+            continue;
+        }
         let said = fs::read_to_string(world.out("a").join("o")).unwrap();
         assert_eq!(said, "named\n", "{side:?}, {way}: {}", run.stderr);
     }

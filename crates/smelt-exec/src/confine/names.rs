@@ -118,29 +118,31 @@ fn opened(asked: &seccomp_notif) -> io::Result<File> {
     let len = File::open(process.join("mem"))?.read_at(&mut bytes, path)?;
     let path =
         bytes[..len].split(|&byte| byte == 0).next().and_then(|path| str::from_utf8(path).ok());
-    let thread = || {
+    // Most are files that a stage makes, of which nothing more is looked at.
+    let group = || {
         let status = fs::read_to_string(process.join("status")).ok()?;
-        let group =
-            status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;
-        Some((group, own_thread(path?, group, asked.pid)?))
+        status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
     };
-    let (group, thread) = thread().ok_or(io::ErrorKind::NotFound)?;
+    let found = path.and_then(|path| own_thread(path, group, asked.pid));
+    let (group, thread) = found.ok_or(io::ErrorKind::NotFound)?;
     let reads = flags as i32 & libc::O_ACCMODE != libc::O_WRONLY;
     let name = format!("/proc/{group}/task/{thread}/comm");
     OpenOptions::new().read(reads).write(true).open(name)
 }
 
-/// The thread whose name a path is, if it is one of the process `group`, for its thread `own`.
-fn own_thread(path: &str, group: u32, own: u32) -> Option<u32> {
+/// The process `group` and the thread whose name a path is, if it is one of that process, for its thread `own`.
+fn own_thread(path: &str, group: impl FnOnce() -> Option<u32>, own: u32) -> Option<(u32, u32)> {
     let path = path.strip_prefix("/proc/")?.strip_suffix("/comm")?;
+    let group = group()?;
     let (process, rest) = path.split_once('/').unwrap_or((path, ""));
     let number = |text: &str| text.parse::<u32>().ok();
-    match (process, rest) {
-        ("thread-self", "") => Some(own),
-        _ if process != "self" && number(process) != Some(group) => None,
-        (_, "") => Some(group),
-        (_, rest) => number(rest.strip_prefix("task/")?),
-    }
+    let thread = match (process, rest) {
+        ("thread-self", "") => own,
+        _ if process != "self" && number(process) != Some(group) => return None,
+        (_, "") => group,
+        (_, rest) => number(rest.strip_prefix("task/")?)?,
+    };
+    Some((group, thread))
 }
 
 #[cfg(test)]
@@ -168,7 +170,8 @@ mod tests {
             ("proc/self/comm", None),
             ("", None),
         ] {
-            assert_eq!(own_thread(path, 7, 9), thread, "{path}");
+            let found = own_thread(path, || Some(7), 9);
+            assert_eq!(found, thread.map(|thread| (7, thread)), "{path}");
         }
     }
 

@@ -78,7 +78,8 @@ const FIELDS: &[Field] = &[
 ];
 
 /// Where a program may write is the machine's affair, as are limits: a result that is there was made without, or with
-/// no need of it.  So are what it needs of root's rights, and secrets, which a key would tell something of.  Version 2: what it leaves besides its outputs is not sealed.
+/// no need of it.  So are what it needs of root's rights, and secrets, which a key would tell something of.  Version 2: what it
+/// leaves besides its outputs is not sealed.
 pub(super) const KIND: Definition = Definition {
     is_reproducible: None,
     unkeyed: &[WRITES, NEEDS_CAPABILITIES, SECRETS],
