@@ -5,6 +5,8 @@
 //! transformers (`GenerationMixin._get_logits_processor`); llama.cpp cuts in the same order.
 //! Tokens that a mask does not allow are as if the row had none of them.  Knows nothing of engines, texts or who asks.
 
+use std::fmt::Display;
+
 mod buckets;
 mod chooser;
 mod draw;
@@ -76,8 +78,8 @@ pub enum SettingError {
         name: &'static str,
         /// What it may be.
         range: &'static str,
-        /// What it is.
-        value: f32,
+        /// What it is, as it was given.
+        value: String,
     },
     /// Too many of something.
     #[error("{name} must be at most {max}, not {count}")]
@@ -130,24 +132,43 @@ impl Settings {
     /// # Errors
     /// [`SettingError`] naming the first that has none.
     pub fn check(&self) -> Result<(), SettingError> {
-        let check = |name, value: f32, is_in_range: bool, range| {
-            if is_in_range { Ok(()) } else { Err(SettingError::Range { name, range, value }) }
-        };
-        let within = |name, value: f32, (min, max), range| {
-            check(name, value, (min..=max).contains(&value), range)
-        };
-        within("temperature", self.temperature, (0.0, 2.0), "0 to 2")?;
-        let is_part = self.top_p > 0.0 && self.top_p <= 1.0;
-        check("top_p", self.top_p, is_part, "more than 0 and at most 1")?;
-        within("min_p", self.min_p, (0.0, 1.0), "0 to 1")?;
-        within("repetition_penalty", self.repetition_penalty, (0.1, 10.0), "0.1 to 10")?;
-        within("presence_penalty", self.presence_penalty, (-2.0, 2.0), "-2 to 2")?;
-        within("frequency_penalty", self.frequency_penalty, (-2.0, 2.0), "-2 to 2")?;
-        for &(_, bias) in &self.logit_bias {
-            within("logit_bias", bias, (-100.0, 100.0), "-100 to 100")?;
-        }
+        check_number("temperature", self.temperature)?;
+        check_number("top_p", self.top_p)?;
+        check_number("min_p", self.min_p)?;
+        check_number("repetition_penalty", self.repetition_penalty)?;
+        check_number("presence_penalty", self.presence_penalty)?;
+        check_number("frequency_penalty", self.frequency_penalty)?;
+        self.logit_bias.iter().try_for_each(|&(_, bias)| check_number("logit_bias", bias))?;
         at_most("entries of logit_bias", self.logit_bias.len(), BIASES_MAX)?;
         at_most("top_logprobs", self.top_logprobs.unwrap_or(0), TOP_LOGPROBS_MAX)
+    }
+}
+
+/// Whether a number has a meaning as a setting.  One that is wider than a setting is judged before it is rounded.
+///
+/// # Errors
+/// [`SettingError::Range`] if it has none.
+///
+/// # Panics
+/// If no setting has this name.
+pub fn check_number<N: Copy + Display + Into<f64>>(
+    name: &'static str,
+    number: N,
+) -> Result<(), SettingError> {
+    let value = number.into();
+    let (is_in_range, range) = match name {
+        "temperature" => ((0.0..=2.0).contains(&value), "0 to 2"),
+        "top_p" => (value > 0.0 && value <= 1.0, "more than 0 and at most 1"),
+        "min_p" => ((0.0..=1.0).contains(&value), "0 to 1"),
+        "repetition_penalty" => ((0.1..=10.0).contains(&value), "0.1 to 10"),
+        "presence_penalty" | "frequency_penalty" => ((-2.0..=2.0).contains(&value), "-2 to 2"),
+        "logit_bias" => ((-100.0..=100.0).contains(&value), "-100 to 100"),
+        _ => unreachable!("{name} is no setting"),
+    };
+    if is_in_range {
+        Ok(())
+    } else {
+        Err(SettingError::Range { name, range, value: number.to_string() })
     }
 }
 

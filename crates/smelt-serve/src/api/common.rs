@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use smelt_runtime::generation::SamplingParams;
-use smelt_runtime::sampling::{SettingError, Settings};
+use smelt_runtime::sampling::{self, SettingError, Settings};
 use smelt_runtime::service::{ANSWERS_MAX, Priority};
 use smelt_runtime::stop;
 
@@ -34,16 +34,16 @@ pub(crate) struct Common {
     seed: Option<i64>,
     stop: Option<TextOr<String>>,
     stop_token_ids: Option<Vec<u32>>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
     top_k: Option<i64>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
+    min_p: Option<f64>,
+    repetition_penalty: Option<f64>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
+    logit_bias: Option<BTreeMap<String, f64>>,
     /// What `repetition_penalty` and the limit of tokens are called by llama-server.
-    repeat_penalty: Option<f32>,
+    repeat_penalty: Option<f64>,
     n_predict: Option<i64>,
     /// `high` or `normal`; ours.
     priority: Option<String>,
@@ -190,14 +190,25 @@ impl Common {
     pub(crate) fn settings(&self, top_logprobs: Option<usize>) -> Result<Settings, ApiError> {
         let neutral = Settings::GREEDY;
         let settings = Settings {
-            temperature: self.temperature.unwrap_or(1.0),
+            temperature: number("temperature", self.temperature, 1.0)?,
             top_k: self.top_k()?,
-            top_p: self.top_p.unwrap_or(neutral.top_p),
-            min_p: self.min_p.unwrap_or(neutral.min_p),
-            repetition_penalty: (self.repetition_penalty.or(self.repeat_penalty))
-                .unwrap_or(neutral.repetition_penalty),
-            presence_penalty: self.presence_penalty.unwrap_or(neutral.presence_penalty),
-            frequency_penalty: self.frequency_penalty.unwrap_or(neutral.frequency_penalty),
+            top_p: number("top_p", self.top_p, neutral.top_p)?,
+            min_p: number("min_p", self.min_p, neutral.min_p)?,
+            repetition_penalty: number(
+                "repetition_penalty",
+                self.repetition_penalty.or(self.repeat_penalty),
+                neutral.repetition_penalty,
+            )?,
+            presence_penalty: number(
+                "presence_penalty",
+                self.presence_penalty,
+                neutral.presence_penalty,
+            )?,
+            frequency_penalty: number(
+                "frequency_penalty",
+                self.frequency_penalty,
+                neutral.frequency_penalty,
+            )?,
             logit_bias: self.logit_bias()?,
             seed: self.seed.map_or_else(unknown_seed, i64::cast_unsigned),
             top_logprobs,
@@ -262,12 +273,22 @@ impl Common {
     /// What is added to the logits of tokens, in their order.
     fn logit_bias(&self) -> Result<Vec<(u32, f32)>, ApiError> {
         let entries = self.logit_bias.iter().flatten();
-        let entry = |(token, bias): (&String, &f32)| {
+        let entry = |(token, bias): (&String, &f64)| {
             let why = || ApiError::field("logit_bias", format!("{token:?} is no token"));
-            Ok((token.parse().map_err(|_| why())?, *bias))
+            Ok((token.parse().map_err(|_| why())?, number("logit_bias", Some(*bias), 0.0)?))
         };
         entries.map(entry).collect()
     }
+}
+
+/// A setting of the request, or what is usual.
+///
+/// # Errors
+/// If it has no meaning, as it was written: 1.0000000000000002 is more than 1, though no `f32` says so.
+fn number(name: &'static str, written: Option<f64>, usual: f32) -> Result<f32, ApiError> {
+    let Some(written) = written else { return Ok(usual) };
+    sampling::check_number(name, written).map_err(setting)?;
+    Ok(written as f32)
 }
 
 /// The sampler names the field itself.
@@ -310,6 +331,9 @@ mod tests {
         check(r#"{"top_p": 0}"#, "top_p");
         check(r#"{"top_k": -2}"#, "top_k");
         check(r#"{"min_p": 1.5}"#, "min_p");
+        check(r#"{"min_p": 1.0000000000000002}"#, "min_p");
+        check(r#"{"repeat_penalty": 10.000000000000002}"#, "repetition_penalty");
+        check(r#"{"logit_bias": {"5": -100.0000000001}}"#, "logit_bias");
         check(r#"{"presence_penalty": 3}"#, "presence_penalty");
         check(r#"{"logit_bias": {"x": 1}}"#, "logit_bias");
         check(r#"{"logit_bias": {"5": 101}}"#, "logit_bias");
