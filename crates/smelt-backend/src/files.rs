@@ -4,9 +4,15 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
+
 use crate::{ENGINE_FILE, OpenError};
+
+/// Bytes read and hashed at a time.
+const HASH_BYTES: usize = 1 << 20;
 
 /// A digest as `engine.json` says it.
 pub fn hex(digest: &[u8]) -> String {
@@ -36,6 +42,29 @@ pub fn open(path: &Path, said: u64) -> Result<File, OpenError> {
     }
     let problem = format!("it has {found} bytes where {ENGINE_FILE} says {said}");
     Err(OpenError::Damaged { path: path.to_owned(), problem })
+}
+
+/// Reads the `bytes` of a file and compares their sha256 with what `engine.json` says; `told` hears of each piece's bytes.
+///
+/// They are read, and not looked at where they are mapped: pages of weights that no answer needs would stay in memory.
+///
+/// # Errors
+/// When it cannot be read, or [`OpenError::Damaged`] where it has another.
+pub fn check_all(
+    path: &Path,
+    (file, bytes): (&File, u64),
+    said: &str,
+    told: &mut dyn FnMut(u64),
+) -> Result<(), OpenError> {
+    let read = |source| OpenError::Read { path: path.to_owned(), source };
+    let (mut hash, mut buffer) = (Sha256::new(), vec![0; HASH_BYTES]);
+    for at in (0..bytes).step_by(HASH_BYTES) {
+        let piece = &mut buffer[..(bytes - at).min(HASH_BYTES as u64) as usize];
+        file.read_exact_at(piece, at).map_err(read)?;
+        hash.update(&*piece);
+        told(piece.len() as u64);
+    }
+    check_sha256(path, &hash.finalize(), said)
 }
 
 /// Whether a file has the sha256 that `engine.json` says.

@@ -37,8 +37,6 @@ pub(crate) const TARGET: &str = "cpu";
 const TENSOR_ALIGN: u64 = 64;
 /// `weights.bin` is whole pages long.
 const FILE_ALIGN: u64 = 4096;
-/// Bytes hashed at a time.
-const HASH_BYTES: usize = 1 << 20;
 
 /// What every engine says about itself; `T` is what its kind adds.
 #[derive(Clone, Serialize, Deserialize)]
@@ -474,12 +472,9 @@ impl<T> EngineFile<T> {
 
     /// Reads all of `weights.bin` and compares its hash with `engine.json`; `told` hears of each piece's bytes.
     pub(crate) fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
-        let mut hash = Sha256::new();
-        for chunk in self.weights.0.chunks(HASH_BYTES) {
-            hash.update(chunk);
-            told(chunk.len() as u64);
-        }
-        files::check_sha256(&self.dir.join(WEIGHTS_FILE), &hash.finalize(), &self.sha256)
+        let path = self.dir.join(WEIGHTS_FILE);
+        let bytes = self.weights.0.len() as u64;
+        files::check_all(&path, (&files::open(&path, bytes)?, bytes), &self.sha256, told)
     }
 }
 

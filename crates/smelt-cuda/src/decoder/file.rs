@@ -391,14 +391,8 @@ impl DecoderDir {
     /// # Errors
     /// When they differ.
     pub(super) fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
-        let (mut hash, mut buffer) = (Sha256::new(), vec![0; READ_BYTES]);
-        for at in (0..self.weights_bytes).step_by(READ_BYTES) {
-            let some = (self.weights_bytes - at).min(READ_BYTES as u64) as usize;
-            self.read_at(at, &mut buffer[..some])?;
-            hash.update(&buffer[..some]);
-            told(some as u64);
-        }
-        files::check_sha256(&self.dir.join(WEIGHTS_FILE), &hash.finalize(), &self.sha256)
+        let (path, weights) = (self.dir.join(WEIGHTS_FILE), (&self.weights, self.weights_bytes));
+        files::check_all(&path, weights, &self.sha256, told)
     }
 }
 
