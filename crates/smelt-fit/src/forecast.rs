@@ -11,10 +11,8 @@ use crate::settings::{FitSettings, Picked};
 const PROGRAM_BYTES: u64 = 64 << 20;
 /// Of what memory gives, decoding gets so many hundredths: 86 were measured of a decoder of 0.5B.
 const DECODING_SHARE: f64 = 0.86;
-/// How many integer products of a decoder's prompt a core does for one of f32, as measured.
-const PROMPT_INTEGERS: f64 = 5.8;
-/// The same of a tower, attention and norms counted in.
-const TOWER_INTEGERS: f64 = 2.8;
+/// What a tower does of integer products in the time of a hundred of a prompt's, since its attention and norms are in f32.
+const TOWER_SHARE: f64 = 0.48;
 /// Words around a photograph.
 const QUESTION_TOKENS: u64 = 40;
 
@@ -131,22 +129,27 @@ fn prompt_tokens(picked: &Picked<'_>) -> u64 {
 }
 
 fn by_rates(picked: &Picked<'_>, device: &DeviceProfile) -> Option<Speed> {
-    let (memory, core) = (device.memory_rate?, device.core_rate?);
+    let memory = device.memory_rate?;
+    let (floats, integers) = (device.core_rate?, device.integer_rate?);
     let decoding = |step_bytes: u64| memory.per_second * DECODING_SHARE / step_bytes as f64;
-    let all_cores = core.per_second * device.cores.max(1) as f64;
-    let seconds = |products: f64, times: f64| products / (all_cores * times);
+    let cores = device.cores.max(1) as f64;
+    let rate = |is_integer: bool| cores * if is_integer { integers } else { floats }.per_second;
     let seen = picked.tower.zip(picked.photograph).map(|(tower, photograph)| {
         let products = tower.patch_products as f64 * photograph.patches as f64;
-        seconds(products, if tower.precision == "int8" { TOWER_INTEGERS } else { 1.0 })
+        let is_integer = tower.precision == "int8";
+        products / rate(is_integer) / if is_integer { TOWER_SHARE } else { 1.0 }
     });
     let read = picked.decoder.map(|decoder| {
-        let times = if decoder.is_integer { PROMPT_INTEGERS } else { 1.0 };
-        seconds(decoder.prompt_products as f64 * prompt_tokens(picked) as f64, times)
+        decoder.prompt_products as f64 * prompt_tokens(picked) as f64 / rate(decoder.is_integer)
     });
     Some(Speed {
         tokens_per_s: picked.decoder.map(|decoder| decoding(decoder.step_bytes.max(1))),
         first_token_s: read.map(|read| read + seen.unwrap_or_default()),
-        basis: memory.basis.max(core.basis),
+        // What follows from rates, measured though they are, was not seen.
+        basis: [memory, floats, integers]
+            .map(|rate| rate.basis)
+            .into_iter()
+            .fold(RateBasis::Estimated, Ord::max),
     })
 }
 

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::thread;
 
 use smelt_doctor::Outline;
+use smelt_engine::tactics::ProductRates;
 use smelt_fit::{DeviceProfile, Rate, RateBasis};
-use smelt_model::price::{bytes_a_second, products_a_second};
+use smelt_model::price::bytes_a_second;
 use smelt_watch::Machine;
 
 use crate::exit::Failed;
@@ -15,7 +16,7 @@ use crate::exit::Failed;
 const BUFFER_BYTES: usize = 128 << 20;
 const PASSES: usize = 3;
 
-/// Whether this device's memory is measured, which takes about a tenth of a second.
+/// Whether this device's memory and cores are measured, which takes some tenths of a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Measure {
     Rates,
@@ -40,16 +41,20 @@ pub(crate) fn find(word: Option<&str>, measure: Measure) -> Result<DeviceProfile
 fn this(measure: Measure) -> DeviceProfile {
     let machine = Machine::left_to_us(Path::new("/"));
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    let rate = |per_second, basis| Some(Rate { per_second, basis });
+    let measured = |per_second| Rate { per_second, basis: RateBasis::Measured };
     let is_measured = measure == Measure::Rates;
     let memory_rate = is_measured.then(|| bytes_a_second(cores, BUFFER_BYTES, PASSES));
+    // Cores slow each other, so all of them are measured together.
+    let products = is_measured.then(|| ProductRates::measure(cores));
+    let of_core = |rate: f64| measured(rate / cores as f64);
     DeviceProfile {
         name: Outline::of(Path::new("/")).name.unwrap_or_else(|| "this device".to_owned()),
         memory_bytes: machine.mem_total_bytes.unwrap_or_default(),
         swap_bytes: machine.swap_total_bytes.unwrap_or_default(),
         cores,
-        memory_rate: memory_rate.and_then(|found| rate(found, RateBasis::Measured)),
-        core_rate: rate(products_a_second(), RateBasis::Estimated),
+        memory_rate: memory_rate.map(measured),
+        core_rate: products.map(|products| of_core(products.floats)),
+        integer_rate: products.map(|products| of_core(products.integers)),
     }
 }
 

@@ -66,7 +66,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     println!("{:20} {:22} {:>10} {:>10} {:>7}", "model", "", "said", "found", "off");
     let mut missed = Vec::new();
     for name in MODELS.into_iter().filter(is_asked) {
-        for figure in of_model(&smelt, name).context(name)? {
+        let figures = of_model(&smelt, name).context(name)?;
+        // What is built of one model is large, and the next has its own.
+        fs::remove_dir_all(target().join("fit").join(name))?;
+        for figure in figures {
             let Figure { what, said, found, .. } = figure;
             let mark = if figure.is_missed() { "  MISSED" } else { "" };
             let off = figure.off() * 100.0;

@@ -1,4 +1,4 @@
-//! Times products as decoding and prompts have them, and says which choice is best.
+//! Times products as decoding and prompts have them, and says which choice is best, and how many are done in a second.
 //!
 //! Choices whose times lie closer than noise are equal, and then the first in a fixed order is taken,
 //! so that tuning twice on one machine rarely tells two things.
@@ -6,7 +6,8 @@
 use std::time::Instant;
 
 use crate::kernels::isa::Isa;
-use crate::kernels::matrix::Elements;
+use crate::kernels::matrix::{Elements, Matrix};
+use crate::kernels::product::Product;
 use crate::kernels::striped::{
     self, Arithmetic, Bits, Input, Job, QuantizedStripes, RUN, STRIPE, Striped,
 };
@@ -90,6 +91,44 @@ fn best<T: Copy>(choices: &[(T, f64)]) -> T {
     choice
 }
 
+/// Multiplications that some threads do together in a second.
+#[derive(Clone, Copy, Debug)]
+pub struct ProductRates {
+    /// Of f32 by f32.
+    pub floats: f64,
+    /// Of quants by rounded activations.
+    pub integers: f64,
+}
+
+impl ProductRates {
+    /// Times a prompt's products on all of `count` threads, which takes some hundredths of a second.
+    pub fn measure(count: usize) -> Self {
+        let isa = Isa::all().pop().expect("every processor has a path");
+        let threads = Threads::new(count);
+        let [rows, columns] = PROMPT_SHAPE;
+        let products = (CHUNKS[0] * rows * columns) as f64;
+        Self {
+            floats: products / float_seconds(CHUNKS[0], isa, &threads),
+            integers: products / Weight::new(PROMPT_SHAPE).seconds(CHUNKS[0], isa, &threads),
+        }
+    }
+}
+
+/// The fastest of some products of f32 with so many tokens.
+fn float_seconds(tokens: usize, isa: Isa, threads: &Threads) -> f64 {
+    let [rows, columns] = PROMPT_SHAPE;
+    let (x, weight) = (vec![0.5; tokens * columns], vec![0.25; rows * columns]);
+    let mut out = vec![0.0; tokens * rows];
+    let x = Matrix::new(Elements::F32(&x), tokens, columns);
+    let weight = Matrix::new(Elements::F32(&weight), rows, columns);
+    let run = |_| {
+        let begin = Instant::now();
+        Product::new(x, weight).run(isa, threads, &mut out);
+        begin.elapsed().as_secs_f64()
+    };
+    (0..RUNS).map(run).fold(f64::INFINITY, f64::min)
+}
+
 /// Quants of 4 bits in groups of 32.
 struct Weight {
     shape: [usize; 2],
@@ -141,6 +180,13 @@ mod tests {
         assert_eq!(best(&[('a', 1.0), ('b', 0.97), ('c', 2.0)]), 'a');
         assert_eq!(best(&[('a', 1.0), ('b', 0.9), ('c', 0.88)]), 'b');
         assert_eq!(best(&[('a', 1.0), ('b', 0.9), ('c', 0.5)]), 'c');
+    }
+
+    #[test]
+    fn products_are_counted_by_the_second() {
+        let ProductRates { floats, integers } = ProductRates::measure(1);
+        assert!(floats.is_finite() && floats > 1e6, "{floats}");
+        assert!(integers.is_finite() && integers > 1e6, "{integers}");
     }
 
     #[test]

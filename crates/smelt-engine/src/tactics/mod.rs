@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::kernels::isa::Isa;
 use crate::kernels::threads::Threads;
+pub use measure::ProductRates;
 
 /// The file in a tuned stage's directory.
 pub const TACTICS_FILE: &str = "tactics.json";

@@ -188,10 +188,12 @@ fn more_cores_and_more_bandwidth_are_faster_and_nothing_is_said_without_rates() 
     let speed = |cores, gb_per_s: f64| {
         let rate = |per_second| Some(Rate { per_second, basis: RateBasis::Measured });
         let (memory_rate, core_rate) = (rate(gb_per_s * 1e9), rate(40e9));
-        let device = DeviceProfile { cores, memory_rate, core_rate, ..on("16GB") };
+        let integer_rate = rate(150e9);
+        let device = DeviceProfile { cores, memory_rate, core_rate, integer_rate, ..on("16GB") };
         table(&model(4_000), &device, &Wanted::default()).lines[0].speed.unwrap()
     };
     let (two, sixteen) = (speed(2, 40.0), speed(16, 40.0));
+    assert_eq!(two.basis, RateBasis::Estimated, "rates were measured, and no answer");
     assert_eq!(two.tokens_per_s, sixteen.tokens_per_s, "memory gives no more");
     assert!(two.first_token_s.unwrap() > 7.9 * sixteen.first_token_s.unwrap());
     assert!(speed(2, 80.0).tokens_per_s > two.tokens_per_s);
