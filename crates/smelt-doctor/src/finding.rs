@@ -62,7 +62,7 @@ pub struct Fix {
 
 impl Finding {
     /// A finding without evidence yet.
-    pub(crate) fn new(severity: Severity, id: &'static str, title: impl AsRef<str>) -> Self {
+    pub fn new(severity: Severity, id: &'static str, title: impl AsRef<str>) -> Self {
         let title = plain(title.as_ref());
         Self { id, severity, title, evidence: Vec::new(), why: String::new(), fix: None }
     }
@@ -74,13 +74,15 @@ impl Finding {
     }
 
     /// Says why it matters.
-    pub(crate) fn because(mut self, why: impl Into<String>) -> Self {
+    #[must_use]
+    pub fn because(mut self, why: impl Into<String>) -> Self {
         self.why = why.into();
         self
     }
 
     /// Says what cures it.
-    pub(crate) fn cured_by(mut self, fix: impl Into<Option<Fix>>) -> Self {
+    #[must_use]
+    pub fn cured_by(mut self, fix: impl Into<Option<Fix>>) -> Self {
         self.fix = fix.into();
         self
     }
@@ -88,7 +90,7 @@ impl Finding {
 
 impl Fix {
     /// What helps at once.
-    pub(crate) fn now(command: impl Into<String>) -> Self {
+    pub fn now(command: impl Into<String>) -> Self {
         Self { command: command.into(), needs_reboot: false, can_apply: true }
     }
 
@@ -98,7 +100,8 @@ impl Fix {
     }
 
     /// The same, for a person to do.
-    pub(crate) fn by_hand(self) -> Self {
+    #[must_use]
+    pub fn by_hand(self) -> Self {
         Self { can_apply: false, ..self }
     }
 }

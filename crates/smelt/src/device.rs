@@ -199,6 +199,11 @@ pub(crate) fn absent(pipeline: &Pipeline, facts: &Facts) -> Vec<String> {
     facts.iter().filter(|(_, value)| *value == ABSENT).map(|(fact, _)| line(fact)).collect()
 }
 
+/// Why a fact has this value, where it has none.
+pub(crate) fn reason_absent(fact: &str, value: &str) -> Option<&'static str> {
+    (value == ABSENT).then(|| looked_at(fact))
+}
+
 /// Where a fact was looked for.
 fn looked_at(fact: &str) -> &'static str {
     match fact {

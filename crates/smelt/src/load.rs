@@ -119,7 +119,7 @@ pub(crate) fn plan_unpinned(flags: &PipelineFlags) -> Result<Plan, Failed> {
 }
 
 /// The pipeline in the file, its stages depending on what their back ends do.
-fn parse(flags: &PipelineFlags) -> Result<Pipeline, Failed> {
+pub(crate) fn parse(flags: &PipelineFlags) -> Result<Pipeline, Failed> {
     let (file, text) = (flags.pipeline.display().to_string(), read(&flags.pipeline)?);
     let mut pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;
     pipeline.depend(|backend| BACKENDS.facts_of(backend));

@@ -82,6 +82,8 @@ mod price;
 #[cfg(feature = "build")]
 mod progress;
 #[cfg(feature = "build")]
+mod readiness;
+#[cfg(feature = "build")]
 mod reboot;
 #[cfg(feature = "build")]
 mod refusals;

@@ -2,8 +2,9 @@
 //!
 //! What a stage names by path counts: its program, scripts among its arguments and inside of a shell's
 //! line, what an interpreter is to read, and the program behind a script's `#!`.  What is found by `PATH` counts where `tool`
-//! says so.  Nothing is started: a program's version is its content.
+//! says so, and with either what `parts` knows of it.  Nothing is started: a program's version is its content.
 
+pub(crate) mod parts;
 mod shell;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +26,7 @@ use crate::exit::{Exit, Failed};
 use crate::last_run::LastRun;
 use crate::pins::{NoPin, WithUnread, digest, real};
 use crate::table::some;
+use parts::{Parts, VendorTool};
 use shell::Started;
 
 /// The kernel reads no more of a script's first line.
@@ -132,16 +134,41 @@ fn named(
     });
     found.extend(started.filter(|(_, path)| is_file(path) && is_fit(path)));
     for name in texts(&spec.params, TOOL) {
-        let missing = || {
-            let message =
-                format!("{file}: stage \"{}\": there is no tool \"{name}\" here", spec.name);
-            Failed::new(Exit::BadPipeline, message)
-        };
-        found.push((name.to_owned(), on_path(name, folder).ok_or_else(missing)?));
+        let missing = || missing(file, &spec.name, name);
+        found.push((name.to_owned(), located(name, folder).ok_or_else(missing)?));
     }
+    found.extend(parts_of(spec, &found));
     let interpreters: Vec<Named> = found.iter().filter_map(interpreter).collect();
     found.extend(interpreters);
     Ok(found)
+}
+
+/// A tool that is declared and not here.
+fn missing(file: &str, stage: &StageName, name: &str) -> Failed {
+    let cure = VendorTool::of(name).map_or_else(
+        || "install it, or write where it lies".to_owned(),
+        |tool| format!("it comes by: {}", tool.cure),
+    );
+    let message = format!("{file}: stage \"{stage}\": there is no tool \"{name}\" here; {cure}");
+    Failed::new(Exit::DoesNotFit, message)
+}
+
+/// What counts of a stage's program and tools besides themselves.
+fn parts_of(spec: &StageSpec, found: &[Named]) -> Vec<Named> {
+    let declared = texts(&spec.params, TOOL);
+    let program = texts(&spec.params, "argv").into_iter().next();
+    let is_tool = |name: &str| program == Some(name) || declared.contains(&name);
+    let of = |(name, path): &Named| {
+        let parts = Parts::of(path, libraries(&spec.params)).files.into_iter();
+        let named = |(part, file)| (format!("{name}: {part}"), file);
+        parts.map(named).collect::<Vec<_>>()
+    };
+    found.iter().filter(|(name, _)| is_tool(name)).flat_map(of).collect()
+}
+
+/// Where a stage's programs look for libraries.
+pub(crate) fn libraries(params: &BTreeMap<String, Value>) -> Option<&str> {
+    params.get("env")?.get("LD_LIBRARY_PATH")?.as_str()
 }
 
 /// A folder as deep as those in which stages are started.  What lies there is a stage's own; a path may lead out of it.
@@ -202,6 +229,26 @@ fn is_so(found: io::Result<bool>) -> bool {
     found.unwrap_or_else(|error| is_disk_failing(&error))
 }
 
+/// The file of a tool: where `PATH` leads, else where its vendor puts it.
+pub(crate) fn located(name: &str, folder: &Path) -> Option<PathBuf> {
+    let at_vendor = || {
+        let file = VendorTool::of(name)?.folder()?.join(name);
+        is_program(&file).then_some(file)
+    };
+    on_path(name, folder).or_else(at_vendor)
+}
+
+/// A stage's `PATH`: ours, and behind it where vendors put the tools that it declares.
+pub(crate) fn path_for(tools: &[String]) -> Option<String> {
+    let path = env::var("PATH").ok()?;
+    let of_vendor = |name: &String| {
+        let folder = VendorTool::of(name)?.folder()?;
+        folder.join(name).is_file().then(|| folder.to_str()).flatten()
+    };
+    let folders: BTreeSet<&str> = tools.iter().filter_map(of_vendor).collect();
+    Some([path.as_str()].into_iter().chain(folders).collect::<Vec<_>>().join(":"))
+}
+
 /// The file of a program: beside the pipeline where it is a path, else by our own `PATH`, which stages have.
 fn on_path(name: &str, folder: &Path) -> Option<PathBuf> {
     if name.contains('/') {
@@ -225,7 +272,8 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-fn texts<'a>(params: &'a BTreeMap<String, Value>, name: &str) -> Vec<&'a str> {
+/// The texts of a list among a stage's params.
+pub(crate) fn texts<'a>(params: &'a BTreeMap<String, Value>, name: &str) -> Vec<&'a str> {
     let list = params.get(name).and_then(Value::as_array);
     list.into_iter().flatten().filter_map(Value::as_str).collect()
 }

@@ -204,7 +204,7 @@ fn what_is_found_by_name_counts_where_that_is_declared() {
 fn a_tool_that_is_declared_must_be_there() {
     let world = world_of("[\"sh\", \"-c\", \"echo x > o\"]", "tool = [\"nothing-of-that-name\"]\n");
     let ended = world.smelt(&["run", "p.toml"]);
-    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert_eq!(ended.code, Some(5), "{}", ended.stderr);
     assert!(ended.stderr.contains("there is no tool \"nothing-of-that-name\""), "{}", ended.stderr);
 }
 
@@ -224,4 +224,30 @@ fn a_tool_that_changes_while_it_runs_seals_nothing() {
     assert_eq!(child.wait().unwrap().code(), Some(1));
     let report = world.smelt(&["report"]).stdout;
     assert!(report.contains("was changed while the stage ran"), "{report}");
+}
+
+/// The libraries of a vendor's tool and the package of one that pip installed: an upgrade changes them, and not the program.
+#[test]
+fn what_does_a_tool_s_work_counts_with_it() {
+    for (tool, part) in [
+        ("trtexec", "lib/libnvinfer.so.10"),
+        ("packed", "lib/python3.10/site-packages/packed-1.dist-info/RECORD"),
+    ] {
+        let path = format!("vendor/bin/{tool}");
+        let world = world_of(&format!("[\"{path}\"]"), "");
+        for folder in ["bin", "lib/python3.10/site-packages/packed-1.dist-info"] {
+            fs::create_dir_all(world.path("vendor").join(folder)).unwrap();
+        }
+        let table = "vendor/lib/python3.10/site-packages/packed-1.dist-info/entry_points.txt";
+        world.write(table, "[console_scripts]\npacked = packed:main\n");
+        program(&world, &path, "#!/bin/sh\necho x > o\n");
+        let part = format!("vendor/{part}");
+        world.write(&part, "one");
+        assert_eq!(statuses(&world.run(&[])), ["a sealed"], "{tool}");
+        assert_eq!(statuses(&world.run(&[])), ["a hit"], "{tool}");
+        world.write(&part, "two");
+        let plan = world.smelt(&["plan", "p.toml"]).stdout;
+        assert!(plan.contains(&format!("tool {path}: ")), "{plan}");
+        assert_eq!(statuses(&world.run(&[])), ["a sealed"], "{tool}");
+    }
 }

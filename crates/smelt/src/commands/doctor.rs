@@ -1,4 +1,4 @@
-//! `smelt doctor`: examines a device, tells what it found, and with `--fix` cures what it may.
+//! `smelt doctor`: examines a device, or what a pipeline needs of it, tells what it found, and with `--fix` cures what it may.
 
 use std::io::{self, BufRead, IsTerminal as _};
 use std::process::Command;
@@ -12,7 +12,11 @@ use crate::console::{answer, tell, tell_raw};
 use crate::device;
 use crate::exit::{Exit, Failed};
 use crate::flags::DoctorFlags;
+#[cfg(feature = "build")]
+use crate::flags::PipelineFlags;
 use crate::load;
+#[cfg(feature = "build")]
+use crate::readiness;
 
 /// Where explanations are broken.
 const COLUMNS: usize = 100;
@@ -27,6 +31,10 @@ pub(crate) fn run(flags: &DoctorFlags) -> Result<Exit, Failed> {
             "--fix asks before each command, and standard input is no terminal; run `smelt doctor` \
              and the commands it names",
         ));
+    }
+    #[cfg(feature = "build")]
+    if let Some(asked) = flags.asked() {
+        return stages(&asked, flags.json);
     }
     let facts = facts(flags)?;
     let findings = judge(&facts);
@@ -48,6 +56,19 @@ pub(crate) fn run(flags: &DoctorFlags) -> Result<Exit, Failed> {
     let problems = count(&left, Severity::Problem);
     tell(format_args!("problems left: {problems}; what needs a reboot counts until then"));
     Ok(exit(&left))
+}
+
+/// What the stages of a pipeline need, and what of it is here.
+#[cfg(feature = "build")]
+fn stages(asked: &PipelineFlags, is_json: bool) -> Result<Exit, Failed> {
+    let findings = readiness::findings(&load::parse(asked)?, asked.folder());
+    if is_json {
+        let document = json!({ "findings": findings });
+        answer(format_args!("{document:#}\n"))?;
+    } else {
+        answer(report(&findings))?;
+    }
+    Ok(exit(&findings))
 }
 
 fn facts(flags: &DoctorFlags) -> Result<Facts, Failed> {

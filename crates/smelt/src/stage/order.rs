@@ -11,13 +11,14 @@ use smelt_cuda::{CudaTarget, driver, nvrtc};
 use smelt_engine::onnxruntime;
 use smelt_exec::{ProcessSpec, Task};
 use smelt_hub::Settings;
-use smelt_plan::kind::{NEEDS_CAPABILITIES, SECRETS, WRITES};
+use smelt_plan::kind::{NEEDS_CAPABILITIES, SECRETS, TOOL, WRITES};
 use smelt_plan::tokens::Lease;
 use smelt_plan::validity::Validity;
 use smelt_store::FILES_MAX;
 
 use super::request::{Fetch, Request, named};
 use super::{Worker, strict, worker};
+use crate::tools;
 
 /// The program of a stage of the pipeline in `folder`.
 pub(crate) fn order(task: &Task<'_>, folder: &Path) -> ProcessSpec {
@@ -115,19 +116,16 @@ pub(crate) fn place(text: &str, folder: &Path) -> PathBuf {
     std::path::absolute(&path).unwrap_or(path)
 }
 
-/// Variables of ours that a program cannot do without; the rest of the environment is the stage's.
-const INHERITED: [&str; 2] = ["PATH", "HOME"];
-
 fn command(task: &Task<'_>, folder: &Path) -> ProcessSpec {
     let texts = |name: &str| -> Vec<String> {
         let list = task.attempt.params.get(name).and_then(Value::as_array);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         list.map(|list| list.iter().map(text).collect()).unwrap_or_default()
     };
-    let mut env: Vec<(String, String)> = INHERITED
-        .iter()
-        .filter_map(|name| Some(((*name).to_owned(), env::var(name).ok()?)))
-        .collect();
+    // What a program of ours cannot do without; the rest of the environment is the stage's.
+    let inherited = [("PATH", tools::path_for(&texts(TOOL))), ("HOME", env::var("HOME").ok())];
+    let given = |(name, value): (&str, Option<String>)| Some((name.to_owned(), value?));
+    let mut env: Vec<(String, String)> = inherited.into_iter().filter_map(given).collect();
     if let Some(table) = task.attempt.params.get("env").and_then(Value::as_object) {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         env.extend(table.iter().map(|(name, value)| (name.clone(), text(value))));
