@@ -9,6 +9,7 @@
 
 mod actions;
 mod ballast;
+pub mod bundle;
 mod collect;
 mod digest;
 mod digester;

@@ -14,7 +14,8 @@ use crate::exit::Failed;
 
 /// What is read to measure memory: beyond the caches of most machines, and no load on a small board.
 const BUFFER_BYTES: usize = 128 << 20;
-const PASSES: usize = 3;
+/// Over two tenths of a second on most machines, since others take the bus for a while.
+const PASSES: usize = 16;
 
 /// Whether this device's memory and cores are measured, which takes some tenths of a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

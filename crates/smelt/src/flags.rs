@@ -5,6 +5,7 @@ pub(crate) mod absent;
 mod bench;
 #[cfg(feature = "build")]
 mod building;
+mod bundle;
 mod cache;
 #[cfg(feature = "build")]
 mod checkpoint;
@@ -36,6 +37,7 @@ pub(crate) use absent::{ModelCommand, PipelineCommand};
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
 #[cfg(feature = "build")]
 pub(crate) use building::{ModelCommand, PipelineCommand};
+pub(crate) use bundle::{BundleFlags, UnbundleFlags};
 pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
 #[cfg(feature = "build")]
 pub(crate) use checkpoint::{
@@ -143,6 +145,10 @@ pub(crate) enum Subcommand {
     Ls(ListFlags),
     /// Remove deployments by name, with what only they need; what else needs it is told
     Rm(RmFlags),
+    /// Write built deployments, or stages, with their records as one file for another machine
+    Bundle(BundleFlags),
+    /// Unpack such a file into the store, or into a directory that needs none
+    Unbundle(UnbundleFlags),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
     /// Answer OpenAI-style requests over HTTP with a built model

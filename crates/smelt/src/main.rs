@@ -130,6 +130,8 @@ fn main() -> ExitCode {
         Subcommand::Runs(flags) => commands::runs::run(&flags),
         Subcommand::Report(flags) => commands::report::run(&flags),
         Subcommand::Graph(flags) => commands::graph::run(&flags),
+        Subcommand::Bundle(flags) => commands::bundle::run(&flags),
+        Subcommand::Unbundle(flags) => commands::unbundle::run(&flags),
         Subcommand::Doctor(flags) => commands::doctor::run(&flags),
         Subcommand::Watch(flags) => commands::watch::run(&flags),
         Subcommand::Schema => commands::describe::schema(),

@@ -4,6 +4,7 @@
 
 mod accuracy;
 mod behind;
+mod bundle;
 mod by_name;
 mod calibration;
 mod confinement;

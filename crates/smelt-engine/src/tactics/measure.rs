@@ -19,6 +19,8 @@ const STEP_SHAPE: [usize; 2] = [12_288, 8192];
 const PROMPT_SHAPE: [usize; 2] = [2048, 2048];
 /// Runs of each choice; the fastest counts, since noise only slows.
 const RUNS: usize = 5;
+/// Runs for rates, which nothing is compared with: over a tenth of a second, since others take the processor for a while.
+const RATE_RUNS: usize = 16;
 /// A choice must be faster by this share to be preferred to one before it.
 const CLEAR: f64 = 0.05;
 /// Lengths of a prompt's pieces, in the order of preference: the usual one, then those that take
@@ -109,7 +111,8 @@ impl ProductRates {
         let products = (CHUNKS[0] * rows * columns) as f64;
         Self {
             floats: products / float_seconds(CHUNKS[0], isa, &threads),
-            integers: products / Weight::new(PROMPT_SHAPE).seconds(CHUNKS[0], isa, &threads),
+            integers: products
+                / Weight::new(PROMPT_SHAPE).fastest(RATE_RUNS, CHUNKS[0], isa, &threads),
         }
     }
 }
@@ -126,7 +129,7 @@ fn float_seconds(tokens: usize, isa: Isa, threads: &Threads) -> f64 {
         Product::new(x, weight).run(isa, threads, &mut out);
         begin.elapsed().as_secs_f64()
     };
-    (0..RUNS).map(run).fold(f64::INFINITY, f64::min)
+    (0..RATE_RUNS).map(run).fold(f64::INFINITY, f64::min)
 }
 
 /// Quants of 4 bits in groups of 32.
@@ -149,6 +152,10 @@ impl Weight {
 
     /// The fastest of some products with so many tokens.
     fn seconds(&self, tokens: usize, isa: Isa, threads: &Threads) -> f64 {
+        self.fastest(RUNS, tokens, isa, threads)
+    }
+
+    fn fastest(&self, runs: usize, tokens: usize, isa: Isa, threads: &Threads) -> f64 {
         let [rows, columns] = self.shape;
         let quants = QuantizedStripes {
             bits: Bits::Four,
@@ -167,7 +174,7 @@ impl Weight {
             striped::multiply(&input, vec![job], isa, threads);
             begin.elapsed().as_secs_f64()
         };
-        (0..RUNS).map(run).fold(f64::INFINITY, f64::min)
+        (0..runs).map(run).fold(f64::INFINITY, f64::min)
     }
 }
 

@@ -8,6 +8,7 @@ mod bench_serve;
 mod build;
 #[cfg(feature = "build")]
 pub(crate) mod building;
+pub(crate) mod bundle;
 pub(crate) mod cache;
 #[cfg(feature = "build")]
 mod calibrate;
@@ -43,6 +44,7 @@ mod run;
 pub(crate) mod runs;
 pub(crate) mod serve;
 pub(crate) mod stage;
+pub(crate) mod unbundle;
 pub(crate) mod watch;
 
 mod consent;

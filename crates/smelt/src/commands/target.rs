@@ -2,9 +2,10 @@
 //!
 //! `PIPELINE` stands for its deployment stage, `PIPELINE#STAGE` for one of several.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use smelt_plan::{Kind, Plan, StageId};
+use smelt_plan::{Digest, Kind, Plan, StageId};
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
 use smelt_store::{Store, Wait};
 
@@ -18,7 +19,7 @@ use crate::carried;
 use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
-use crate::load::{self, Access, Loaded};
+use crate::load::{self, Access, Loaded, Standing};
 use crate::model_name::{ModelName, ModelSource, Place, Present, is_gguf};
 use crate::pins;
 
@@ -257,6 +258,36 @@ pub(super) fn all(targets: &[PathBuf], sets: &[String]) -> Result<Vec<Target>, F
     Ok(found.into_iter().zip(twice).map(called).collect())
 }
 
+/// An output of the store, and the recipe that led to it, where a pipeline says that.
+pub(super) struct Sealed {
+    pub(super) tree: Digest,
+    pub(super) recipe: Option<Digest>,
+}
+
+/// The outputs of the store that `target` names: of a pipeline its deployments, what nobody in it needs where it has none, and
+/// with `is_all` whatever of it is built.
+pub(super) fn sealed(target: &Path, sets: &[String], is_all: bool) -> Result<Vec<Sealed>, Failed> {
+    match meant(target)? {
+        Meant::Pipeline(pipeline) => Asked::new(&pipeline, sets)?.sealed(is_all),
+        Meant::Missing(source) => Err(not_built(target, &source)),
+        Meant::Here(dir) => {
+            let tree = in_store(&dir, &load::root()?).ok_or_else(|| {
+                Failed::usage(format!(
+                    "{} is in no store, so nothing is known of it",
+                    dir.display()
+                ))
+            })?;
+            Ok(vec![Sealed { tree, recipe: None }])
+        }
+    }
+}
+
+/// The name of an output in the store at `root`.
+fn in_store(path: &Path, root: &Path) -> Option<Digest> {
+    let (path, out) = (path.canonicalize().ok()?, root.join("out").canonicalize().ok()?);
+    path.strip_prefix(out).ok()?.to_str()?.parse().ok()
+}
+
 /// A pipeline that was asked for, and perhaps one of its stages.
 struct Asked {
     flags: PipelineFlags,
@@ -295,6 +326,42 @@ impl Asked {
         })
     }
 
+    /// What is sealed of it, as [`sealed`] says.
+    fn sealed(&self, is_all: bool) -> Result<Vec<Sealed>, Failed> {
+        let (plan, root) = (&self.loaded.plan, self.loaded.store.root());
+        let mut wanted = match (&self.stage, is_all) {
+            (Some(name), _) => vec![plan.find(name)?],
+            (None, true) => plan.stages().map(|(id, _)| id).collect(),
+            (None, false) => deployments(plan),
+        };
+        if wanted.is_empty() {
+            wanted = last(plan);
+        }
+        let standings = load::standings(&self.loaded)?;
+        let of = |stage: StageId| {
+            let tree = match &standings[stage.index()].0 {
+                Standing::Hit { path, .. } => in_store(path, root),
+                Standing::Miss(_) | Standing::Unknown { .. } => None,
+            };
+            Some(Sealed { tree: tree?, recipe: Some(plan.stage(stage).recipe_key) })
+        };
+        if is_all {
+            return Ok(wanted.into_iter().filter_map(of).collect());
+        }
+        let of_wanted = |stage: StageId| {
+            let path = self.output(stage)?;
+            let outside = || {
+                let name = self.name(stage);
+                Failed::usage(format!(
+                    "stage \"{name}\" stands for {}, which is not in the store",
+                    path.display()
+                ))
+            };
+            of(stage).ok_or_else(outside)
+        };
+        wanted.into_iter().map(of_wanted).collect()
+    }
+
     /// The names of `stage` and of all it needs.
     fn made_by(&self, stage: StageId) -> Vec<String> {
         let needed = self.loaded.plan.closure(&[stage]);
@@ -313,6 +380,12 @@ fn split(target: &Path) -> (PathBuf, Option<String>) {
         Some((pipeline, stage)) => (pipeline.into(), Some(stage.to_owned())),
         None => (target.to_owned(), None),
     }
+}
+
+/// The stages that no other one needs.
+fn last(plan: &Plan) -> Vec<StageId> {
+    let needed: BTreeSet<StageId> = plan.stages().flat_map(|(_, stage)| stage.needs()).collect();
+    plan.stages().map(|(id, _)| id).filter(|id| !needed.contains(id)).collect()
 }
 
 fn deployments(plan: &Plan) -> Vec<StageId> {

@@ -1,0 +1,202 @@
+//! `smelt bundle` and `smelt unbundle`: what was built here answers there.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::world::{Ended, World, statuses, text_world};
+
+const QUESTION: [&str; 4] = ["chat", "--max-tokens", "4", "Hello"];
+
+/// A world in which a model that reads is built.
+fn built() -> World {
+    let world = text_world("llama3-tied-tiny");
+    world.run(&[]);
+    world
+}
+
+#[track_caller]
+fn done(ended: &Ended) {
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+}
+
+#[track_caller]
+fn bundled(world: &World, more: &[&str]) -> Ended {
+    let ended = world.smelt(&[&["bundle", "p.toml", "--out", "x.smelt"], more].concat());
+    done(&ended);
+    ended
+}
+
+/// The answer of a deployment by the words that name it.
+#[track_caller]
+fn answer(world: &World, target: &str) -> String {
+    let [chat, rest @ ..] = QUESTION;
+    let ended = world.smelt(&[&[chat, target], &rest[..]].concat());
+    done(&ended);
+    ended.stdout
+}
+
+#[test]
+fn a_deployment_answers_in_another_store_by_its_name_and_without_a_store() {
+    let (here, there) = (built(), World::new(""));
+    bundled(&here, &[]);
+    fs::copy(here.path("x.smelt"), there.path("x.smelt")).unwrap();
+    let expect = answer(&here, "p.toml");
+    // Without a store: a directory that may be anywhere.
+    let ended = there.smelt(&["unbundle", "x.smelt", "--to", "engines"]);
+    done(&ended);
+    assert!(!there.path("cache").exists());
+    let named = ended.stderr.lines().find_map(|line| line.strip_prefix("ask it by: smelt chat "));
+    let named = named.unwrap_or_else(|| panic!("{}", ended.stderr)).to_owned();
+    fs::rename(there.path("engines"), there.path("elsewhere")).unwrap();
+    assert_eq!(answer(&there, &named.replace("engines", "elsewhere")), expect);
+    // In a store, by the name that `ls` gives it.
+    let ended = there.smelt(&["unbundle", "x.smelt"]);
+    done(&ended);
+    let listed: Value = serde_json::from_str(&there.smelt(&["ls", "--json"]).stdout).unwrap();
+    let deployment = &listed["deployments"][0];
+    let name = deployment["ask"][1].as_str().unwrap();
+    assert!(ended.stderr.contains(&format!("ask it by: smelt chat {name}")), "{}", ended.stderr);
+    assert_eq!(answer(&there, name), expect);
+    let check = there.smelt(&["cache", "fsck"]);
+    assert_eq!(check.code, Some(0), "{}{}", check.stdout, check.stderr);
+    // Once more is nothing to do, and the same bundle can be made of it.
+    done(&there.smelt(&["unbundle", "x.smelt"]));
+    done(&there.smelt(&["bundle", name, "--out", "again.smelt"]));
+    let listed = |name: &str| there.smelt(&["unbundle", "--list", "--json", name]).stdout;
+    assert_eq!(listed("again.smelt"), listed("x.smelt"));
+}
+
+/// Of all that is built every stage is a hit where the sources are the same.
+#[test]
+fn a_run_finds_what_was_unbundled() {
+    let (here, there) = (built(), text_world("llama3-tied-tiny"));
+    bundled(&here, &["--all"]);
+    fs::copy(here.path("x.smelt"), there.path("x.smelt")).unwrap();
+    done(&there.smelt(&["unbundle", "x.smelt"]));
+    let statuses = statuses(&there.run(&[]));
+    assert!(statuses.iter().all(|status| status.ends_with(" hit")), "{statuses:?}");
+    // Single stages go as well, and what is in no store does not.
+    done(&here.smelt(&["bundle", "p.toml#llm-engine", "--out", "one.smelt"]));
+    let listed = here.smelt(&["unbundle", "--list", "one.smelt"]).stdout;
+    assert!(listed.contains("llm-engine") && listed.lines().count() == 2, "{listed}");
+}
+
+#[test]
+fn what_cannot_be_bundled_or_unpacked_is_one_line() {
+    let world = built();
+    bundled(&world, &[]);
+    let whole = fs::read(world.path("x.smelt")).unwrap();
+    let check = |arguments: &[&str], code: i32, words: &str| {
+        let ended = world.smelt(arguments);
+        assert_eq!(ended.code, Some(code), "{arguments:?}: {}", ended.stderr);
+        assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+    };
+    check(&["unbundle", "nowhere"], 1, "cannot read nowhere");
+    check(&["unbundle", "p.toml"], 4, "is no bundle of this version");
+    world.write("half.smelt", "");
+    fs::write(world.path("half.smelt"), &whole[..whole.len() - 1]).unwrap();
+    check(&["unbundle", "half.smelt"], 4, "copy the rest, as by rsync --append");
+    check(&["bundle", "nothing", "--out", "y"], 2, "no model is called \"nothing\"");
+    check(&["bundle", "p.toml#nothing", "--out", "y"], 2, "nothing");
+    world.write("y.smelt", "mine");
+    check(&["bundle", "p.toml", "--out", "y.smelt"], 2, "is there already, with other content");
+    assert_eq!(world.read("y.smelt"), "mine");
+    check(&["bundle", "p.toml", "--set", "nothing=1", "--out", "z"], 2, "nothing");
+    // A flipped bit of a weight, into a store and into a folder: neither has anything of that output.
+    let file = OpenOptions::new().write(true).open(world.path("x.smelt")).unwrap();
+    let at = whole.len() as u64 / 2;
+    file.write_all_at(&[whole[at as usize] ^ 1], at).unwrap();
+    let other = World::new("");
+    for more in [&["--to", "engines"][..], &[]] {
+        fs::copy(world.path("x.smelt"), other.path("x.smelt")).unwrap();
+        let ended = other.smelt(&[&["unbundle", "x.smelt"], more].concat());
+        assert_eq!(ended.code, Some(4), "{}", ended.stderr);
+        assert!(ended.stderr.contains("is damaged; copy the bundle again"), "{}", ended.stderr);
+    }
+    assert_eq!(fs::read_dir(other.path("engines")).unwrap().count(), 0);
+    let listed: Value =
+        serde_json::from_str(&other.smelt(&["cache", "ls", "--json"]).stdout).unwrap();
+    assert_eq!(listed["outputs"].as_array().unwrap().len(), 0);
+}
+
+/// Killed at moments spread over its whole time, bundling and unpacking end by the same command in the same result.
+#[test]
+fn what_is_killed_goes_on() {
+    let world = built();
+    // Something that takes a while to write and to read.
+    let blob = vec![7; 24 << 20];
+    fs::write(world.path("blob"), blob).unwrap();
+    world.write(
+        "large.toml",
+        "smelt = 1\nname = \"l\"\n[stage.a]\nkind = \"command\"\ninputs = [\"path:blob\"]\n\
+         argv = [\"sh\", \"-c\", \"for i in 1 2 3; do cp $SMELT_INPUTS o$i; done\"]\noutputs = [\"o1\", \"o2\", \"o3\"]\n",
+    );
+    done(&world.smelt(&["run", "large.toml"]));
+    let whole = ["bundle", "large.toml", "--out", "whole.smelt"];
+    done(&world.smelt(&whole));
+    let expect = fs::read(world.path("whole.smelt")).unwrap();
+    let killed = |arguments: &[&str], ms: u64| {
+        let mut child = world.start(arguments);
+        thread::sleep(Duration::from_millis(ms));
+        let _ = child.kill();
+        child.wait().unwrap();
+    };
+    for ms in (5..120).step_by(23) {
+        let _ = fs::remove_file(world.path("x.smelt"));
+        let bundle = ["bundle", "large.toml", "--out", "x.smelt"];
+        killed(&bundle, ms);
+        done(&world.smelt(&bundle));
+        assert!(fs::read(world.path("x.smelt")).unwrap() == expect, "{ms} ms");
+    }
+    for ms in (5..200).step_by(39) {
+        for place in ["to", "store"] {
+            let (folder, cache) = (format!("{place}-{ms}"), format!("cache-{ms}"));
+            let arguments = ["unbundle", "whole.smelt", "--to", &folder];
+            let arguments = if place == "to" { &arguments[..] } else { &arguments[..2] };
+            let run = |is_killed: bool| {
+                let mut command = world.command(arguments);
+                command.env("SMELT_CACHE", world.path(&cache));
+                if !is_killed {
+                    return done(&crate::world::ended(&mut command));
+                }
+                let mut child = command.spawn().unwrap();
+                thread::sleep(Duration::from_millis(ms));
+                let _ = child.kill();
+                child.wait().unwrap();
+            };
+            run(true);
+            run(false);
+            let root =
+                if place == "to" { world.path(&folder) } else { world.path(&cache).join("out") };
+            assert_eq!(files(&root), 3, "{place} {ms} ms");
+        }
+    }
+}
+
+/// How many files of the large one lie below the outputs of `root`, beside nothing else.
+fn files(root: &Path) -> usize {
+    let outputs: Vec<_> = fs::read_dir(root).unwrap().flatten().collect();
+    assert_eq!(outputs.len(), 1, "{outputs:?}");
+    fs::read_dir(outputs[0].path()).unwrap().count()
+}
+
+/// What answers needs no record of who built it: a deployment's folder alone is in no store.
+#[test]
+fn a_folder_that_was_unpacked_is_no_store() {
+    let world = built();
+    bundled(&world, &[]);
+    done(&world.smelt(&["unbundle", "x.smelt", "--to", "engines"]));
+    let other = World::new("");
+    let folders = fs::read_dir(world.path("engines")).unwrap().flatten();
+    let deployment =
+        folders.map(|entry| entry.path()).find(|dir| dir.join("deployment.json").exists());
+    let ended = other.smelt(&["bundle", deployment.unwrap().to_str().unwrap(), "--out", "y"]);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("is in no store"), "{}", ended.stderr);
+}
