@@ -5,6 +5,7 @@
 //! that a busy machine is busy for both, and medians are compared.  Results must hold the same
 //! weights, byte for byte: a fast wrong answer is no answer.
 
+pub(crate) mod bundle;
 mod cases;
 pub(crate) mod cpu;
 pub(crate) mod cuda;

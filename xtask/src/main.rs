@@ -39,7 +39,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench router|cma|conformance|cuda|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|transformers|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench bundle|bench router|cma|conformance|cuda|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|transformers|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -63,6 +63,8 @@ const USAGE: &str =
   bench cuda [FOLDER] | bench cuda --results FILE
          a folder with what times the decoder for GPUs at true size on a machine with a card; of what that printed a page
          in docs/figures, held to targets
+  bench bundle [--runs N]
+         moving 2 GiB of sealed output beside tar and sha256sum
   bench film [--runs N] [minute] [small-minute] [ten-minutes]
          what showing a film takes beside ffmpeg that decodes it
   bench router [--questions N] [--smoke]
@@ -134,6 +136,7 @@ fn main() -> ExitCode {
         ["bench", "cpu", ref rest @ ..] => bench::cpu::run(rest),
         ["bench", "serve", ref rest @ ..] => bench::serve::run(rest),
         ["bench", "cuda", ref rest @ ..] => bench::cuda::run(rest),
+        ["bench", "bundle", ref rest @ ..] => bench::bundle::run(rest),
         ["bench", "film", ref rest @ ..] => bench::film::run(rest),
         ["bench", "router", ref rest @ ..] => bench::router::run(rest),
         // Started by `bench workflow`, and measured.

@@ -4,13 +4,15 @@ use serde::Serialize;
 
 use crate::device::{DeviceProfile, RateBasis};
 use crate::history::{MeasuredAnswer, of_decoder, of_tower};
-use crate::model::ModelFacts;
+use crate::model::{DecoderOption, ModelFacts};
 use crate::settings::{FitSettings, Picked};
 
 /// The program itself, its tokenizer and what a chunk of a prompt takes.
 const PROGRAM_BYTES: u64 = 64 << 20;
-/// Of what memory gives, decoding gets so many hundredths: 86 were measured of a decoder of 0.5B.
-const DECODING_SHARE: f64 = 0.86;
+/// What decoding gets of what memory gives.  With the next one it was found by decoders of 0.1B to 2B.
+const DECODING_SHARE: f64 = 0.9;
+/// Seconds that the cores wait for each other in a layer, for each token.
+const LAYER_S: f64 = 50e-6;
 /// What a tower does of integer products in the time of a hundred of a prompt's, since its attention and norms are in f32.
 const TOWER_SHARE: f64 = 0.48;
 /// Words around a photograph.
@@ -51,7 +53,7 @@ pub struct FitLine {
 /// How fast a model answers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Speed {
-    /// Tokens of an answer in a second; nothing of an encoder.
+    /// Tokens of an answer about a photograph in a second; nothing of an encoder.
     pub tokens_per_s: Option<f64>,
     /// Seconds to the first token of an answer about a photograph of 4:3, or about some words.
     pub first_token_s: Option<f64>,
@@ -131,7 +133,11 @@ fn prompt_tokens(picked: &Picked<'_>) -> u64 {
 fn by_rates(picked: &Picked<'_>, device: &DeviceProfile) -> Option<Speed> {
     let memory = device.memory_rate?;
     let (floats, integers) = (device.core_rate?, device.integer_rate?);
-    let decoding = |step_bytes: u64| memory.per_second * DECODING_SHARE / step_bytes as f64;
+    let kv_bytes = picked.kv.map_or(0, |kv| kv.token_bytes() * prompt_tokens(picked));
+    let decoding = |decoder: &DecoderOption| {
+        let bytes = (decoder.step_bytes + kv_bytes) as f64;
+        1.0 / (bytes / (memory.per_second * DECODING_SHARE) + decoder.layers as f64 * LAYER_S)
+    };
     let cores = device.cores.max(1) as f64;
     let rate = |is_integer: bool| cores * if is_integer { integers } else { floats }.per_second;
     let seen = picked.tower.zip(picked.photograph).map(|(tower, photograph)| {
@@ -143,7 +149,7 @@ fn by_rates(picked: &Picked<'_>, device: &DeviceProfile) -> Option<Speed> {
         decoder.prompt_products as f64 * prompt_tokens(picked) as f64 / rate(decoder.is_integer)
     });
     Some(Speed {
-        tokens_per_s: picked.decoder.map(|decoder| decoding(decoder.step_bytes.max(1))),
+        tokens_per_s: picked.decoder.map(decoding),
         first_token_s: read.map(|read| read + seen.unwrap_or_default()),
         // What follows from rates, measured though they are, was not seen.
         basis: [memory, floats, integers]

@@ -40,6 +40,8 @@ pub struct DecoderOption {
     pub prompt_products: u64,
     /// Whether they are of integers.
     pub is_integer: bool,
+    /// Layers, between which the device's cores wait for each other.
+    pub layers: usize,
     /// Bytes of the quantised checkpoint; none where there is none.
     pub checkpoint_bytes: u64,
     /// The most that a stage holds that makes it.

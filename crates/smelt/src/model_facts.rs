@@ -354,6 +354,7 @@ fn decoder(size: llm::LlmSize, scheme: String, method: Option<&'static str>) -> 
         step_bytes: size.step_bytes,
         prompt_products: size.prompt_products,
         is_integer,
+        layers: size.layers,
         checkpoint_bytes: 0,
         building_bytes: building::STREAMING_BYTES,
     }

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
@@ -34,6 +35,11 @@ const PICTURE: &str = "tests/data/picture.png";
 /// How far memory and times may be from what was said.
 const MEMORY_OFF_MAX: f64 = 0.10;
 const TIME_OFF_MAX: f64 = 0.25;
+/// The most that advising may take, and that building by a name may add, in seconds.
+const FIT_S_MAX: f64 = 1.0;
+const BUILD_ADDS_S_MAX: f64 = 0.1;
+/// Runs of which the middle one counts.
+const QUICK_RUNS: usize = 5;
 /// Below this the program itself is most of what is held, and clocks most of a time.
 const MEMORY_MIN: f64 = 256.0;
 const TIME_MIN_S: f64 = 0.5;
@@ -73,7 +79,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
             let Figure { what, said, found, .. } = figure;
             let mark = if figure.is_missed() { "  MISSED" } else { "" };
             let off = figure.off() * 100.0;
-            println!("{name:20} {what:22} {said:10.1} {found:10.1} {off:6.1}%{mark}");
+            println!("{name:20} {what:22} {said:10.2} {found:10.2} {off:6.1}%{mark}");
             if figure.is_missed() {
                 missed.push(format!("{name}: {what}"));
             }
@@ -131,6 +137,7 @@ fn of_model(smelt: &Path, name: &str) -> Result<Vec<Figure>> {
     if line["scheme"].is_null() {
         return Ok(figures);
     }
+    figures.extend(quick(smelt, &folder, &model)?);
     let resident = chat(smelt, &folder)?;
     let spare = of_line("pictures_bytes")? + of_line("kv_bytes")?;
     let context = line["context"].as_f64().unwrap_or(1.0);
@@ -151,6 +158,26 @@ fn of_model(smelt: &Path, name: &str) -> Result<Vec<Figure>> {
     figures.extend(time("tokens/s", "tokens_per_s", 0.0).filter(|figure| figure.found < 300.0));
     figures.extend(time("first token, s", "first_token_s", TIME_MIN_S));
     Ok(figures)
+}
+
+/// What advising takes, and what building by a name adds to the same pipeline by hand, where all is built.
+fn quick(smelt: &Path, folder: &Path, model: &str) -> Result<[Figure; 2]> {
+    let seconds = |arguments: &[&str]| -> Result<f64> {
+        let time = |_| {
+            let begin = Instant::now();
+            json(smelt, folder, arguments)?;
+            Ok(begin.elapsed().as_secs_f64())
+        };
+        Ok(measure::median((0..QUICK_RUNS).map(time).collect::<Result<Vec<_>>>()?))
+    };
+    let fit = seconds(&["fit", model, "--json"])?;
+    let by_name = seconds(&["build", model, "--out", "model.toml", "--json"])?;
+    let by_hand = seconds(&["run", "model.toml", "--json"])?;
+    let at_most = |what, said, found| Figure { what, said, found, off_max: 0.0, least: said };
+    Ok([
+        at_most("fit takes, s", FIT_S_MAX, fit),
+        at_most("build adds, s", BUILD_ADDS_S_MAX, (by_name - by_hand).max(0.0)),
+    ])
 }
 
 /// The most that a stage of a run held, in MiB.

@@ -18,6 +18,8 @@ pub struct LlmSize {
     pub step_bytes: u64,
     /// Multiplications of a token of a prompt: the head is asked for the last one alone.
     pub prompt_products: u64,
+    /// Layers, between which the processor's cores wait for each other.
+    pub layers: usize,
 }
 
 /// What an engine of `checkpoint` will take.
@@ -38,6 +40,7 @@ pub fn size(checkpoint: &Checkpoint) -> Result<LlmSize, CheckpointError> {
         weights_bytes: weights_bytes(&specs).unwrap_or(u64::MAX),
         step_bytes,
         prompt_products: (llm.layers * layer) as u64,
+        layers: llm.layers,
     })
 }
 

@@ -13,6 +13,7 @@ fn decoder(scheme: &str, mib: u64) -> DecoderOption {
         step_bytes: mib * MIB * 9 / 10,
         prompt_products: 1_300_000_000,
         is_integer: scheme != "none",
+        layers: 28,
         checkpoint_bytes: mib * MIB,
         building_bytes: 512 * MIB,
     }
