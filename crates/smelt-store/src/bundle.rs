@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 use sha2::{Digest as _, Sha256};
 
 use crate::digest::{Digest, from_hasher};
@@ -27,6 +28,8 @@ use crate::seal::sealed_mode;
 const MAGIC: &str = "smelt-bundle 1\n";
 /// The index is held in memory, and a hostile one must not take much of it: 64 MiB list 300,000 files.
 const INDEX_BYTES_MAX: usize = 64 << 20;
+/// Records are a few names; of a longer one the tree is not made.
+const RECORD_BYTES_MAX: usize = 64 << 10;
 /// A number of at most 20 digits, a blank, a digest and the end of the line.
 const HEADING_BYTES_MAX: usize = 86;
 /// What is read, hashed and written at a time.
@@ -47,15 +50,35 @@ pub struct BundledOutput {
 }
 
 /// A key that led to an output.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BundledKey {
     /// The content key.
     pub key: Digest,
     /// Recipe keys that led to it.
     pub recipes: Vec<Digest>,
+    /// What was kept with it, as text: trees of JSON take a hundred times what is written of them.
+    record: Box<RawValue>,
+}
+
+impl BundledKey {
+    /// A key of an output that is in a store.
+    pub fn new(key: Digest, recipes: Vec<Digest>, record: &Value) -> Self {
+        let record = to_raw_value(record).expect("JSON values are JSON");
+        Self { key, recipes, record }
+    }
+
     /// What was kept with it.
-    pub record: Value,
+    pub fn record(&self) -> Value {
+        serde_json::from_str(self.record.get()).expect("it was read as JSON")
+    }
+}
+
+impl PartialEq for BundledKey {
+    fn eq(&self, other: &Self) -> bool {
+        let told = |key: &Self| (key.key, key.recipes.clone(), key.record.get().to_owned());
+        told(self) == told(other)
+    }
 }
 
 /// A bundle that cannot be written or taken apart.
@@ -230,14 +253,13 @@ fn fill(
         .flat_map(|(output, folder)| output.files.files().iter().map(move |entry| (entry, folder)));
     let all: Vec<(&FileEntry, &PathBuf)> = all.collect();
     let (kept, whole) = whole(file, heading, &all);
-    let kept_bytes = if whole == 0 && kept == 0 { 0 } else { kept };
-    file.set_len(kept_bytes).map_err(failed("cut", draft))?;
+    file.set_len(kept).map_err(failed("cut", draft))?;
     let mut writer = file;
-    writer.seek(SeekFrom::Start(kept_bytes)).map_err(failed("write", draft))?;
-    if kept_bytes == 0 {
+    writer.seek(SeekFrom::Start(kept)).map_err(failed("write", draft))?;
+    if kept == 0 {
         writer.write_all(heading).map_err(failed("write", draft))?;
     }
-    told(kept_bytes.saturating_sub(heading.len() as u64));
+    told(kept.saturating_sub(heading.len() as u64));
     for (entry, folder) in &all[whole..] {
         let source = folder.join(&entry.path);
         let content = File::open(&source).map_err(failed("read", &source))?;
@@ -247,7 +269,7 @@ fn fill(
             _ => return Err(BundleError::Changed { path: source }),
         }
     }
-    Ok(kept_bytes)
+    Ok(kept)
 }
 
 /// How much of a draft is what it is to be, and how many of the files that is.
@@ -437,6 +459,11 @@ fn places(outputs: &[BundledOutput], content: u64) -> Result<(Vec<u64>, u64), St
         if keys.is_empty() {
             return Err(format!("nothing led to output {name}"));
         }
+        if keys.iter().any(|key| key.record.get().len() > RECORD_BYTES_MAX) {
+            return Err(format!(
+                "a record of output {name} is longer than {RECORD_BYTES_MAX} bytes"
+            ));
+        }
         if refers.iter().any(|other| !before.contains(other)) {
             return Err(format!("output {name} refers to one that is not before it"));
         }
@@ -473,7 +500,7 @@ mod tests {
             });
             let files = Manifest::new(entries.collect()).unwrap();
             let key = Digest::of(name.as_bytes());
-            let keys = vec![BundledKey { key, recipes: vec![], record: json!({ "name": name }) }];
+            let keys = vec![BundledKey::new(key, vec![], &json!({ "name": name }))];
             (BundledOutput { tree: files.digest(), files, refers, keys }, folder)
         };
         let first = output("first", &[("a/b", "content"), ("run.sh", "#!"), ("empty", "")], vec![]);
@@ -600,6 +627,11 @@ mod tests {
         );
         check(&|index| index[1] = index[0].clone(), "is in it twice");
         check(&|index| index[0]["keys"] = json!([]), "nothing led to output");
+        let nested = json!(vec![json!({ "": 0 }); 1 << 14]);
+        check(
+            &|index| index[0]["keys"][0]["record"] = nested.clone(),
+            "is longer than 65536 bytes",
+        );
         check(&|index| index[0]["more"] = 1.into(), "unknown field");
         check(&|index| *index = json!({}), "its index: ");
         for (text, words) in [

@@ -98,7 +98,7 @@ fn output(
                     store.resolve(recipe).is_ok_and(|led| led.as_ref() == Some(key))
                 };
                 let recipes = recipes.filter(leads_here).copied().collect();
-                keys.push(BundledKey { key: *key, recipes, record: output.record.clone() });
+                keys.push(BundledKey::new(*key, recipes, &output.record));
                 found = Some(*output);
             }
             Lookup::Damaged(damage) => {

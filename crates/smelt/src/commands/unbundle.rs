@@ -54,7 +54,8 @@ fn listed(output: &BundledOutput, path: Option<&PathBuf>) -> Value {
 fn table(bundle: &Bundle) -> Table {
     let mut table = Table::new(&["Output", "Stage", "Files", "Size"]);
     for output in bundle.outputs() {
-        let stage = output.keys[0].record["stage"].as_str().unwrap_or("-");
+        let record = output.keys[0].record();
+        let stage = record["stage"].as_str().unwrap_or("-");
         let count = output.files.files().len().to_string();
         table.row([output.tree.short(), stage.to_owned(), count, bytes(output.files.bytes())]);
     }
@@ -161,8 +162,7 @@ fn seal(
             let folder = holder.work_dir(&output.tree.short())?;
             let mut told = |some| course.add(some, &output.tree);
             bundle.extract(number, &folder, &mut told).map_err(failed)?;
-            let sealed =
-                store.seal_referring(&key.key, &folder, key.record.clone(), &output.refers);
+            let sealed = store.seal_referring(&key.key, &folder, key.record(), &output.refers);
             sealed.map_err(|error| Failed::new(Exit::StageFailed, error))?;
         }
         key.recipes.iter().try_for_each(|recipe| store.alias_later(recipe, &key.key))?;
