@@ -201,37 +201,50 @@ ATTEND_ALL(attend_masked, true)
 
 #define ROOT_HALF 0.707106781186547524f
 
+// The same of each of four numbers.
+template <class One> __device__ __forceinline__ float4 each(float4 a, float4 b, One one) {
+    return make_float4(one(a.x, b.x), one(a.y, b.y), one(a.z, b.z), one(a.w, b.w));
+}
+
 // One operator of a chain; words as Rust has them.
-__device__ __forceinline__ float link_of(u32 op, float a, float b) {
+__device__ __forceinline__ float4 link_of(u32 op, float4 a, float4 b) {
     switch (op) {
-        case 0: return fabsf(a);
-        case 1: return __fsqrt_rn(a);
-        case 2: return __fdiv_rn(1.0f, a);
-        case 3: return cosf(a);
-        case 4: return sinf(a);
-        case 5: return erff(a);
-        case 6: return tanhf(a);
-        case 7: return __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-a)));
-        case 8: return expf(a);
-        case 9: return -a;
-        case 10: return __fmul_rn(__fmul_rn(0.5f, a), __fadd_rn(1.0f, erff(__fmul_rn(a, ROOT_HALF))));
-        case 11: {
-            const float cube = __fmul_rn(__fmul_rn(__fmul_rn(a, a), a), 0.044715f);
-            const float inner = __fmul_rn(__fadd_rn(a, cube), 0.797884560802865356f);
-            return __fmul_rn(__fmul_rn(0.5f, a), __fadd_rn(1.0f, tanhf(inner)));
-        }
-        case 12: return half_value(half_bits(a));
-        case 13: {
-            const u32 bits = __float_as_uint(a), near = bits + 0x7FFF + (bits >> 16 & 1);
-            return a != a ? a : __uint_as_float(near & 0xFFFF0000);
-        }
-        case 16: return __fadd_rn(a, b);
-        case 17: return __fadd_rn(a, -b);
-        case 18: return __fmul_rn(a, b);
-        case 19: return __fdiv_rn(a, b);
-        case 20: return b == 2.0f ? __fmul_rn(a, a) : b == 3.0f ? __fmul_rn(__fmul_rn(a, a), a) : powf(a, b);
-        case 21: return fminf(a, b);
-        default: return fmaxf(a, b);
+        case 0: return each(a, b, [](float a, float) { return fabsf(a); });
+        case 1: return each(a, b, [](float a, float) { return __fsqrt_rn(a); });
+        case 2: return each(a, b, [](float a, float) { return __fdiv_rn(1.0f, a); });
+        case 3: return each(a, b, [](float a, float) { return cosf(a); });
+        case 4: return each(a, b, [](float a, float) { return sinf(a); });
+        case 5: return each(a, b, [](float a, float) { return erff(a); });
+        case 6: return each(a, b, [](float a, float) { return tanhf(a); });
+        case 7: return each(a, b, [](float a, float) { return __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-a))); });
+        case 8: return each(a, b, [](float a, float) { return expf(a); });
+        case 9: return each(a, b, [](float a, float) { return -a; });
+        case 10:
+            return each(a, b, [](float a, float) {
+                return __fmul_rn(__fmul_rn(0.5f, a), __fadd_rn(1.0f, erff(__fmul_rn(a, ROOT_HALF))));
+            });
+        case 11:
+            return each(a, b, [](float a, float) {
+                const float cube = __fmul_rn(__fmul_rn(__fmul_rn(a, a), a), 0.044715f);
+                const float inner = __fmul_rn(__fadd_rn(a, cube), 0.797884560802865356f);
+                return __fmul_rn(__fmul_rn(0.5f, a), __fadd_rn(1.0f, tanhf(inner)));
+            });
+        case 12: return each(a, b, [](float a, float) { return half_value(half_bits(a)); });
+        case 13:
+            return each(a, b, [](float a, float) {
+                const u32 bits = __float_as_uint(a), near = bits + 0x7FFF + (bits >> 16 & 1);
+                return a != a ? a : __uint_as_float(near & 0xFFFF0000);
+            });
+        case 16: return each(a, b, [](float a, float b) { return __fadd_rn(a, b); });
+        case 17: return each(a, b, [](float a, float b) { return __fadd_rn(a, -b); });
+        case 18: return each(a, b, [](float a, float b) { return __fmul_rn(a, b); });
+        case 19: return each(a, b, [](float a, float b) { return __fdiv_rn(a, b); });
+        case 20:
+            return each(a, b, [](float a, float b) {
+                return b == 2.0f ? __fmul_rn(a, a) : b == 3.0f ? __fmul_rn(__fmul_rn(a, a), a) : powf(a, b);
+            });
+        case 21: return each(a, b, [](float a, float b) { return fminf(a, b); });
+        default: return each(a, b, [](float a, float b) { return fmaxf(a, b); });
     }
 }
 
@@ -245,6 +258,22 @@ __device__ __forceinline__ u32 place_of(u32 index, u32 dims, const u32* sizes, c
     return place + index * steps[0];
 }
 
+// How numbers lie by their steps: anywhere, side by side as the shape has them, or as one row for all.
+#define ANYWHERE 0
+#define SIDE_BY_SIDE 1
+#define ONE_ROW 2
+
+__device__ __forceinline__ u32 way_of(u32 dims, const u32* sizes, const u32* steps) {
+    u32 run = 1;
+    bool is_side_by_side = true, is_row = steps[dims - 1] == 1;
+    for (u32 i = dims; i-- > 0;) {
+        is_side_by_side = is_side_by_side && steps[i] == run;
+        is_row = is_row && (i + 1 == dims || steps[i] == 0);
+        run *= sizes[i];
+    }
+    return is_side_by_side ? SIDE_BY_SIDE : is_row ? ONE_ROW : ANYWHERE;
+}
+
 // Operators on single numbers, one behind another.  `program` is: how many dimensions, operands and links; sizes; steps of
 // the result; for each operand its kind and its steps, or of a number that is the same for all (kind 3) itself; for each link
 // its operator and what it reads: an operand, or 16 and a link.  The result goes to f32 by its steps, or where there are
@@ -252,58 +281,70 @@ __device__ __forceinline__ u32 place_of(u32 index, u32 dims, const u32* sizes, c
 KERNEL void __launch_bounds__(MAP_THREADS) map_numbers(
     void* out, const void* a0, const void* a1, const void* a2, const void* a3, const void* a4, const void* a5, const void* a6,
     const void* a7, const u32* program, u32 words_count, u32 count, u32 columns, u32 eights) {
-    extern __shared__ float values[];  // [operands and links][MAP_EACH][MAP_THREADS]
-    __shared__ u32 words[MAP_WORDS];
+    extern __shared__ __align__(16) float values[];  // [operands and links][MAP_THREADS][MAP_EACH]
+    __shared__ u32 words[MAP_WORDS], ways[MAP_OPERANDS + 1];
     __shared__ const void* operands_at[MAP_OPERANDS];
     for (u32 i = threadIdx.x; i < words_count; i += MAP_THREADS) words[i] = program[i];
     if (threadIdx.x == 0) {
         operands_at[0] = a0, operands_at[1] = a1, operands_at[2] = a2, operands_at[3] = a3;
         operands_at[4] = a4, operands_at[5] = a5, operands_at[6] = a6, operands_at[7] = a7;
     }
+    __syncthreads();
+    const u32 dims = words[0], operands = words[1], links = words[2];
+    const u32 *sizes = words + 3, *out_steps = sizes + dims, *all = out_steps + dims;
+    if (threadIdx.x <= operands)
+        ways[threadIdx.x] = way_of(dims, sizes, threadIdx.x == operands ? out_steps : all + threadIdx.x * (1 + dims) + 1);
     wait_for_earlier();
     __syncthreads();
-    const u32 first = (blockIdx.x * MAP_THREADS + threadIdx.x) * MAP_EACH;
-    if (first >= count) return;
-    const u32 dims = words[0], operands = words[1], links = words[2];
-    const u32 *sizes = words + 3, *out_steps = sizes + dims;
     // Numbers that lie in one run of every operand need one place.
     const bool in_run = sizes[dims - 1] % MAP_EACH == 0;
-    float* own = values + threadIdx.x;
-    const u32* from = out_steps + dims;
+    // Four numbers at once where they lie so.
+    static_assert(MAP_EACH == 4, "a vector of four");
+    auto is_vector = [&](const void* at) { return in_run && (u64)at % 16 == 0; };
+    float4* own = (float4*)values + threadIdx.x;
+    const u32 first = (blockIdx.x * MAP_THREADS + threadIdx.x) * MAP_EACH;
+    if (first >= count) return;
+    auto begin = [&](u32 way, const u32* steps) {
+        return way == SIDE_BY_SIDE ? first
+             : way == ONE_ROW      ? first % sizes[dims - 1]
+                                   : place_of(first, dims, sizes, steps);
+    };
+    const u32* from = all;
     for (u32 operand = 0; operand < operands; operand++, from += 1 + dims) {
-        float* to = own + operand * MAP_EACH * MAP_THREADS;
+        float4& to = own[operand * MAP_THREADS];
         const u32 kind = from[0], *steps = from + 1;
         if (kind == 3) {
-#pragma unroll
-            for (int i = 0; i < MAP_EACH; i++) to[i * MAP_THREADS] = __uint_as_float(steps[0]);
+            const float number = __uint_as_float(steps[0]);
+            to = make_float4(number, number, number, number);
             continue;
         }
+        const u32 way = ways[operand], place = begin(way, steps), step = steps[dims - 1];
         const void* at = operands_at[operand];
-        const u32 place = place_of(first, dims, sizes, steps), step = steps[dims - 1];
+        if (kind == 2 && way != ANYWHERE && is_vector((const float*)at + place)) {
+            to = *(const float4*)((const float*)at + place);
+            continue;
+        }
+        float read[MAP_EACH];
 #pragma unroll
         for (u32 i = 0; i < MAP_EACH; i++) {
             const u32 index = min(first + i, count - 1);
-            to[i * MAP_THREADS] = stored_number(at, in_run ? place + i * step : place_of(index, dims, sizes, steps), kind);
+            read[i] = stored_number(at, in_run ? place + i * step : place_of(index, dims, sizes, steps), kind);
         }
+        to = make_float4(read[0], read[1], read[2], read[3]);
     }
-    float results[MAP_EACH];
-#pragma unroll
-    for (int i = 0; i < MAP_EACH; i++) results[i] = own[i * MAP_THREADS];
+    float4 result = own[0];
     for (u32 link = 0; link < links; link++, from += 3) {
-        const u32 op = from[0], a = from[1] < 16 ? from[1] : operands + from[1] - 16;
-        const u32 b = from[2] < 16 ? from[2] : operands + from[2] - 16;
-        float* to = own + (operands + link) * MAP_EACH * MAP_THREADS;
-        float more[MAP_EACH];
-#pragma unroll
-        for (int i = 0; i < MAP_EACH; i++) {
-            results[i] = own[(a * MAP_EACH + i) * MAP_THREADS];
-            more[i] = own[(b * MAP_EACH + i) * MAP_THREADS];
-        }
-#pragma unroll
-        for (int i = 0; i < MAP_EACH; i++) to[i * MAP_THREADS] = results[i] = link_of(op, results[i], more[i]);
+        const u32 a = from[1] < 16 ? from[1] : operands + from[1] - 16, b = from[2] < 16 ? from[2] : operands + from[2] - 16;
+        result = link_of(from[0], own[a * MAP_THREADS], own[b * MAP_THREADS]);
+        own[(operands + link) * MAP_THREADS] = result;
     }
+    const float results[MAP_EACH] = {result.x, result.y, result.z, result.w};
     if (columns == 0) {
-        const u32 place = place_of(first, dims, sizes, out_steps), step = out_steps[dims - 1];
+        const u32 way = ways[operands], place = begin(way, out_steps), step = out_steps[dims - 1];
+        if (way == SIDE_BY_SIDE && is_vector((float*)out + place)) {
+            *(float4*)((float*)out + place) = result;
+            return;
+        }
 #pragma unroll
         for (u32 i = 0; i < MAP_EACH; i++)
             if (first + i < count)

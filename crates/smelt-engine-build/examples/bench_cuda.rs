@@ -393,6 +393,7 @@ fn shapes(dir: &Path) -> Outcome<()> {
                 let mut told = Vec::new();
                 for shape in ProductShape::all(form) {
                     if shape.takes(tokens as u32)
+                        && !shape.norms()
                         && (tokens <= 64 || matches!(shape, ProductShape::Many(_)))
                     {
                         let micros = trial.time(rows, columns, tokens, shape)? * 1e6;
