@@ -156,10 +156,16 @@ fn of_program(
 ) -> Vec<Need> {
     let vendor = VendorTool::of(name);
     let need = |found| Need { id, name: name.to_owned(), found };
-    let Some(path) = tools::located(name, folder) else {
-        let cure = vendor.map(|tool| tool.cure.to_owned());
+    // A stage that does not declare a tool has nothing but our own PATH.
+    let is_declared = id == "tool";
+    let found = tools::on_path(name, folder);
+    let Some(path) = found.or_else(|| tools::at_vendor(name).filter(|_| is_declared)) else {
         let why =
             "The stage starts it. A run without a declared tool ends before anything is built.";
+        let cure = match tools::at_vendor(name) {
+            Some(_) => Some(format!("tool = [\"{name}\"]   # in the stage: {name} is on no PATH")),
+            None => vendor.map(|tool| tool.cure.to_owned()),
+        };
         return vec![need(Err(Lack::problem("is not here", why, cure)))];
     };
     let parts = Parts::of(&path, tools::libraries(&spec.params));

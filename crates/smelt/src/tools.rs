@@ -135,7 +135,8 @@ fn named(
     found.extend(started.filter(|(_, path)| is_file(path) && is_fit(path)));
     for name in texts(&spec.params, TOOL) {
         let missing = || missing(file, &spec.name, name);
-        found.push((name.to_owned(), located(name, folder).ok_or_else(missing)?));
+        let path = on_path(name, folder).or_else(|| at_vendor(name));
+        found.push((name.to_owned(), path.ok_or_else(missing)?));
     }
     found.extend(parts_of(spec, &found));
     let interpreters: Vec<Named> = found.iter().filter_map(interpreter).collect();
@@ -229,28 +230,22 @@ fn is_so(found: io::Result<bool>) -> bool {
     found.unwrap_or_else(|error| is_disk_failing(&error))
 }
 
-/// The file of a tool: where `PATH` leads, else where its vendor puts it.
-pub(crate) fn located(name: &str, folder: &Path) -> Option<PathBuf> {
-    let at_vendor = || {
-        let file = VendorTool::of(name)?.folder()?.join(name);
-        is_program(&file).then_some(file)
-    };
-    on_path(name, folder).or_else(at_vendor)
+/// The file of a tool where its vendor puts it.
+pub(crate) fn at_vendor(name: &str) -> Option<PathBuf> {
+    let file = VendorTool::of(name)?.folder()?.join(name);
+    is_program(&file).then_some(file)
 }
 
 /// A stage's `PATH`: ours, and behind it where vendors put the tools that it declares.
 pub(crate) fn path_for(tools: &[String]) -> Option<String> {
     let path = env::var("PATH").ok()?;
-    let of_vendor = |name: &String| {
-        let folder = VendorTool::of(name)?.folder()?;
-        folder.join(name).is_file().then(|| folder.to_str()).flatten()
-    };
-    let folders: BTreeSet<&str> = tools.iter().filter_map(of_vendor).collect();
-    Some([path.as_str()].into_iter().chain(folders).collect::<Vec<_>>().join(":"))
+    let folder = |name: &String| Some(at_vendor(name)?.parent()?.to_str()?.to_owned());
+    let folders: BTreeSet<String> = tools.iter().filter_map(folder).collect();
+    Some([path].into_iter().chain(folders).collect::<Vec<_>>().join(":"))
 }
 
 /// The file of a program: beside the pipeline where it is a path, else by our own `PATH`, which stages have.
-fn on_path(name: &str, folder: &Path) -> Option<PathBuf> {
+pub(crate) fn on_path(name: &str, folder: &Path) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(folder.join(name)).filter(|path| is_file(path));
     }
