@@ -33,8 +33,8 @@ fn prefixes(variable: Variables<'_>) -> Vec<PathBuf> {
     prefixes
 }
 
-/// Where the package lies in each Python under `prefix`.
-fn in_pythons(prefix: &Path, package: &str) -> Vec<PathBuf> {
+/// Where the package would lie in each Python under `prefix`.
+pub fn in_pythons(prefix: &Path, package: &str) -> Vec<PathBuf> {
     let lib = prefix.join("lib");
     let pythons = entries(&lib).into_iter().filter(|name| name.starts_with("python3"));
     let site = |python: String| {

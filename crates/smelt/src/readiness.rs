@@ -10,6 +10,7 @@ use serde_json::Value;
 use smelt_cuda::{CudaTarget, nvrtc};
 use smelt_doctor::{Finding, Fix, Severity};
 use smelt_engine::onnxruntime;
+use smelt_plan::device::Facts;
 use smelt_plan::kind::engine_build::GraphBackend;
 use smelt_plan::kind::verify::WEIGHTS_ONLY;
 use smelt_plan::kind::{BACKEND, SECRETS, TARGET, TOOL, WRITES};
@@ -48,7 +49,8 @@ impl Lack {
 
 /// What is so of each stage, in their order: one finding for each thing that lacks, or one that says what is here.
 pub(crate) fn findings(pipeline: &Pipeline, folder: &Path) -> Vec<Finding> {
-    let of = |spec: &StageSpec| judged(spec, needs(pipeline, spec, folder));
+    let facts = device::facts(pipeline);
+    let of = |spec: &StageSpec| judged(spec, needs(pipeline, &facts, spec, folder));
     pipeline.stages.iter().flat_map(of).collect()
 }
 
@@ -74,7 +76,7 @@ fn judged(spec: &StageSpec, needs: Vec<Need>) -> Vec<Finding> {
     findings
 }
 
-fn needs(pipeline: &Pipeline, spec: &StageSpec, folder: &Path) -> Vec<Need> {
+fn needs(pipeline: &Pipeline, here: &Facts, spec: &StageSpec, folder: &Path) -> Vec<Need> {
     let mut needs = inputs(spec, folder);
     match spec.kind {
         Kind::Command => needs.extend(of_command(spec, folder)),
@@ -84,7 +86,7 @@ fn needs(pipeline: &Pipeline, spec: &StageSpec, folder: &Path) -> Vec<Need> {
         Kind::Verify => needs.extend(card(pipeline, spec)),
         _ => {}
     }
-    needs.extend(facts(pipeline, spec));
+    needs.extend(facts(here, spec));
     needs
 }
 
@@ -230,10 +232,9 @@ fn target(spec: &StageSpec) -> Option<CudaTarget> {
 }
 
 /// Facts of this device that the stage declares; one that is absent is most often a driver or a package that is missing.
-fn facts(pipeline: &Pipeline, spec: &StageSpec) -> Vec<Need> {
-    let all = device::facts(pipeline);
+fn facts(here: &Facts, spec: &StageSpec) -> Vec<Need> {
     let of = |fact: &&'static str| {
-        let value = all.get(fact)?;
+        let value = here.get(fact)?;
         let why = "It is part of the key all the same, so what is built is shared with every device that lacks it too.";
         let found = match device::reason_absent(fact, value) {
             None => Ok(format!("= {value}")),

@@ -195,11 +195,7 @@ fn version_of_library(library: &Path, name: &str) -> Option<String> {
 /// The Python package of a program in the `bin` of an environment, by the table of programs in its metadata.
 fn package(program: &Path, name: &str) -> Option<Parts> {
     let bin = program.parent().filter(|folder| folder.ends_with("bin"))?;
-    let lib = bin.parent()?.join("lib");
-    let pythons = installed::entries(&lib).into_iter().filter(|name| name.starts_with("python3"));
-    let places = pythons.flat_map(|python| {
-        ["site-packages", "dist-packages"].map(|packages| lib.join(&python).join(packages))
-    });
+    let places = installed::in_pythons(bin.parent()?, "");
     places.into_iter().find_map(|place| {
         let all = installed::entries(&place).into_iter();
         let mut all = all.filter_map(|entry| {
