@@ -72,7 +72,9 @@ pub fn rounding(llm: &Decoder, method: Method, budget: usize, samples: usize) ->
 fn carrying(input: &Input, count: usize, samples: usize) -> f64 {
     let (k, n) = (input.width as f64, samples as f64);
     let square = is_square(input.width, samples);
-    let found = if square { k * k * k / 3.0 } else { 2.0 * n * n * k } * F64 * count as f64;
+    // Where no square is held, each linear that shares the input has all ways fitted anew.
+    let fits = if square { count } else { count * input.rows.len() };
+    let found = if square { k * k * k / 3.0 } else { 2.0 * n * n * k } * F64 * fits as f64;
     let shared = if square { n * k * k } else { 0.0 };
     let row = if square { k * k / 2.0 } else { 2.0 * n * k };
     let rows = |rows: &usize| (rows + count * (*rows).min(SAMPLE_ROWS)) as f64 * row;

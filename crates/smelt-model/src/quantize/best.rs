@@ -5,8 +5,11 @@
 //! weight is rounded by the way that won.  Ways are tried in a fixed order and counted, never timed, so the
 //! choice is the same on any machine.  Knows nothing of how a weight is written.
 
+use std::sync::Arc;
+
 use super::QuantizeError;
 use super::activations::Activations;
+use super::carry::is_square;
 use super::gptq::{Basis, Feedback};
 use super::group::{Rounded, Rounder};
 use super::layer::Source;
@@ -54,16 +57,74 @@ fn paid_for(budget: usize) -> Vec<Way> {
     dampings.map(|damping| Way::Feedback(*damping)).chain([Way::Weighted]).collect()
 }
 
-/// The ways for one input, fitted to what was seen of it.
+/// The ways for one input.
 pub(super) struct Trial {
     pub(super) input: String,
     pub(super) grid: IntGrid,
     /// Mean x² of each channel.
     pub(super) importance: Vec<f32>,
-    ways: Vec<(Way, Option<Feedback>)>,
+    ways: Ways,
     /// The activations held out, `[held, channels]` packed, and how many they are.
     held: Panels,
     held_count: usize,
+}
+
+/// A way as it was fitted to what was seen.
+type Fitted = (Way, Option<Arc<Feedback>>);
+
+/// Ways, and what they learn from what was seen of an input.
+enum Ways {
+    /// All of them, as linears that share the input ask one after another.
+    Fitted(Vec<Fitted>),
+    /// What each is fitted to when its turn comes.  Of wide inputs each holds as much as the activations: of the
+    /// 11,008 of a decoder of 3B, 75 MiB.
+    InTurns { tried: Vec<Way>, basis: Basis, order: Vec<usize>, importance: Vec<f32>, threads: usize },
+}
+
+impl Ways {
+    /// `tried`, to be fitted to `x`, inputs in their own places.
+    fn new(
+        x: Activations,
+        tried: Vec<Way>,
+        importance: &[f32],
+        (grid, threads): (IntGrid, usize),
+    ) -> Self {
+        if tried == [Way::Weighted] {
+            return Self::Fitted(vec![(Way::Weighted, None)]);
+        }
+        let order = x.order();
+        let is_narrow = is_square(x.inputs(), x.samples);
+        let x = x.into_reordered(&order);
+        let basis = Basis::new(x, grid.group, threads);
+        let ways = Self::InTurns { tried, basis, order, importance: importance.to_vec(), threads };
+        if is_narrow { Self::Fitted(ways.all().collect()) } else { ways }
+    }
+
+    /// Each in its turn.
+    fn all(&self) -> impl Iterator<Item = Fitted> {
+        let count = match self {
+            Self::Fitted(all) => all.len(),
+            Self::InTurns { tried, .. } => tried.len(),
+        };
+        (0..count).map(|n| self.fitted(n))
+    }
+
+    fn fitted(&self, n: usize) -> Fitted {
+        match self {
+            Self::Fitted(all) => all[n].clone(),
+            Self::InTurns { tried, basis, order, importance, threads } => {
+                let fit = |damping| {
+                    let feedback = basis.feedback(damping, *threads);
+                    Arc::new(feedback.in_places(order.clone(), importance.clone()))
+                };
+                let feedback = match tried[n] {
+                    Way::Weighted => None,
+                    Way::Feedback(damping) => Some(fit(damping)),
+                };
+                (tried[n], feedback)
+            }
+        }
+    }
 }
 
 impl Trial {
@@ -102,56 +163,68 @@ impl Trial {
         } else {
             paid_for(budget)
         };
-        let ways = fitted(x, &tried, &importance, (grid, threads));
+        let ways = Ways::new(x, tried, &importance, (grid, threads));
         let input = input.to_owned();
         Self { input, grid, importance, ways, held: panels, held_count }
     }
 
-    /// The way that costs the outputs of `target` least, of equals the first; its feedback, if it has any.
+    /// The way that costs the outputs of `target` least, of equals the first.
     pub(super) fn choose(
         &self,
         source: Source<'_>,
         target: &Target,
         rounder: Rounder,
-    ) -> Result<(Way, Option<&Feedback>), QuantizeError> {
-        if let [(way, feedback)] = self.ways.as_slice() {
-            return Ok((*way, feedback.as_ref()));
+    ) -> Result<Fitted, QuantizeError> {
+        if let Ways::Fitted(all) = &self.ways
+            && let [only] = all.as_slice()
+        {
+            return Ok(only.clone());
         }
-        let mut costs = vec![0.0; self.ways.len()];
-        let mut rows = Vec::new();
+        let mut sample = Vec::new();
         for run in runs(target.shape[0]) {
+            let mut rows = Vec::new();
             source.ckpt.read_rows_f32(&target.source, run.clone(), &mut rows)?;
-            self.add_costs(&rows, rounder, &mut costs).map_err(|row| {
-                let (tensor, row) = (target.source.clone(), run.start + row);
-                QuantizeError::NotFinite { tensor, row }
-            })?;
+            sample.push((run.start, rows));
         }
-        let best =
-            (1..costs.len()).fold(0, |best, n| if costs[n] < costs[best] { n } else { best });
-        let (way, feedback) = &self.ways[best];
-        Ok((*way, feedback.as_ref()))
+        self.cheapest(&sample, rounder).map_err(|row| {
+            let tensor = target.source.clone();
+            QuantizeError::NotFinite { tensor, row }
+        })
     }
 
-    /// Adds |x(w - ŵ)|² of `rows` on the activations held out to the cost of each way.
-    pub(super) fn add_costs(
+    /// The way that costs the outputs of `sample` least, of equals the first: runs of rows, and which row is the first
+    /// of each.  It fails at a row that holds a value that no scale can.
+    fn cheapest(&self, sample: &[(usize, Vec<f32>)], rounder: Rounder) -> Result<Fitted, usize> {
+        let mut best: Option<(f64, Fitted)> = None;
+        for way in self.ways.all() {
+            let mut cost = 0.0;
+            for (first, rows) in sample {
+                cost += self.cost(way.1.as_deref(), rows, rounder).map_err(|row| first + row)?;
+            }
+            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                best = Some((cost, way));
+            }
+        }
+        Ok(best.expect("there is a way").1)
+    }
+
+    /// |x(w - ŵ)|² of `rows` on the activations held out, rounded with `feedback` or by importance.
+    fn cost(
         &self,
+        feedback: Option<&Feedback>,
         rows: &[f32],
         rounder: Rounder,
-        costs: &mut [f64],
-    ) -> Result<(), usize> {
+    ) -> Result<f64, usize> {
         let width = self.importance.len();
-        for ((_, feedback), cost) in self.ways.iter().zip(costs) {
-            let mut missed = match feedback {
-                Some(feedback) => feedback.rounded(rows, rounder)?,
-                None => self.weighted(rows, rounder)?,
-            };
-            missed.iter_mut().zip(rows).for_each(|(value, w)| *value = w - *value);
-            let mut outputs = vec![0.0; rows.len() / width * self.held_count];
-            let mut sink = Sink { values: &mut outputs, stride: self.held_count, column: 0 };
-            self.held.add_product(View::rows(&missed, width), &mut sink);
-            *cost += outputs.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
-        }
-        Ok(())
+        let mut missed = match feedback {
+            Some(feedback) => feedback.rounded(rows, rounder)?,
+            None => self.weighted(rows, rounder)?,
+        };
+        missed.iter_mut().zip(rows).for_each(|(value, w)| *value = w - *value);
+        let mut outputs = vec![0.0; rows.len() / width * self.held_count];
+        let mut sink = Sink { values: &mut outputs, stride: self.held_count, column: 0 };
+        self.held.add_product(View::rows(&missed, width), &mut sink);
+        Ok(outputs.iter().map(|value| f64::from(*value).powi(2)).sum())
     }
 
     fn weighted(&self, rows: &[f32], rounder: Rounder) -> Result<Vec<f32>, usize> {
@@ -164,29 +237,6 @@ impl Trial {
         }
         Ok(values)
     }
-}
-
-/// The ways `tried` with what they learn from `x`, inputs in their own places.
-fn fitted(
-    x: Activations,
-    tried: &[Way],
-    importance: &[f32],
-    (grid, threads): (IntGrid, usize),
-) -> Vec<(Way, Option<Feedback>)> {
-    if tried == [Way::Weighted] {
-        return vec![(Way::Weighted, None)];
-    }
-    let order = x.order();
-    let x = x.into_reordered(&order);
-    let basis = Basis::new(x, grid.group, threads);
-    let fit = |way: &Way| match *way {
-        Way::Weighted => (*way, None),
-        Way::Feedback(damping) => {
-            let feedback = basis.feedback(damping, threads);
-            (*way, Some(feedback.in_places(order.clone(), importance.to_vec())))
-        }
-    };
-    tried.iter().map(fit).collect()
 }
 
 /// Activations to fit to and to measure by; the same ones where there are too few to hold any out.
@@ -253,16 +303,40 @@ mod tests {
         let (width, grid) = (128, Scheme::Int4G32.grid().unwrap());
         let rounder = Rounder { grid, clips: CLIPS };
         let all = related(400, width);
+        let costs = |trial: &Trial| -> Vec<f64> {
+            let rows = noise(8, 24 * width);
+            let cost = |way: Fitted| trial.cost(way.1.as_deref(), &rows, rounder).unwrap();
+            trial.ways.all().map(cost).collect()
+        };
         let trial = Trial::of_rows(all, width, ("x", grid), (DAMPINGS.len(), 2));
-        let mut costs = vec![0.0; DAMPINGS.len() + 1];
-        trial.add_costs(&noise(8, 24 * width), rounder, &mut costs).unwrap();
-        let weighted = costs[DAMPINGS.len()];
-        assert!(costs[..3].iter().all(|cost| *cost < 0.3 * weighted), "{costs:?}");
+        let found = costs(&trial);
+        let weighted = found[DAMPINGS.len()];
+        assert!(found[..3].iter().all(|cost| *cost < 0.3 * weighted), "{found:?}");
         // Unrelated inputs: nothing to make up for, and little activation to learn noise from.
-        let trial = Trial::of_rows(noise(5, 40 * width), width, ("x", grid), (DAMPINGS.len(), 2));
-        let mut costs = vec![0.0; DAMPINGS.len() + 1];
-        trial.add_costs(&noise(8, 24 * width), rounder, &mut costs).unwrap();
-        assert!(costs[DAMPINGS.len()] < costs[2], "{costs:?}");
+        let few = noise(5, 40 * width);
+        let found = costs(&Trial::of_rows(few, width, ("x", grid), (DAMPINGS.len(), 2)));
+        assert!(found[DAMPINGS.len()] < found[2], "{found:?}");
+    }
+
+    #[test]
+    fn ways_of_wide_inputs_are_fitted_in_turns_and_choose_what_all_together_choose() {
+        let (width, grid) = (128, Scheme::Int4G32.grid().unwrap());
+        let rounder = Rounder { grid, clips: CLIPS };
+        for (samples, is_wide) in [(40, true), (400, false)] {
+            let rows = related(samples, width);
+            let mut trial = Trial::of_rows(rows, width, ("x", grid), (DAMPINGS.len(), 2));
+            assert_eq!(matches!(trial.ways, Ways::InTurns { .. }), is_wide);
+            let sample = [(0, noise(8, 24 * width)), (30, noise(9, 24 * width))];
+            let in_turns = trial.cheapest(&sample, rounder).unwrap();
+            trial.ways = Ways::Fitted(trial.ways.all().collect());
+            let together = trial.cheapest(&sample, rounder).unwrap();
+            assert_eq!(in_turns.0, together.0);
+            let rounded =
+                |way: Fitted| way.1.unwrap().rounded(&sample[1].1, rounder).unwrap();
+            assert_eq!(rounded(in_turns), rounded(together));
+            let not_finite = [(30, [vec![0.5; width], vec![f32::NAN; width]].concat())];
+            assert_eq!(trial.cheapest(&not_finite, rounder).err(), Some(31));
+        }
     }
 
     #[test]
@@ -271,7 +345,7 @@ mod tests {
         let rounder = Rounder { grid, clips: CLIPS };
         let trial = Trial::of_rows(related(64, width), width, ("x", grid), (1, 1));
         let rows = noise(6, 3 * width);
-        let feedback = trial.ways[0].1.as_ref().unwrap();
+        let feedback = trial.ways.fitted(0).1.unwrap();
         let (mut out, values) = (Rounded::default(), feedback.rounded(&rows, rounder).unwrap());
         feedback.round(&rows, rounder, &mut out).unwrap();
         let mut plain = Rounded::default();

@@ -446,7 +446,7 @@ impl Work<'_> {
             None => Trial::find(source, target, (input, rounder.grid), self.budget)?,
         };
         let (way, feedback) = trial.choose(source, target, rounder)?;
-        let choice = match feedback {
+        let choice = match &feedback {
             Some(feedback) => Choice::Feedback { feedback, order: None },
             None => {
                 let importance = Some(trial.importance.clone());
