@@ -26,6 +26,7 @@ use crate::kind::{BACKEND, Kind, STRICT};
 use crate::name::StageName;
 use crate::quantity;
 use crate::retry::Retry;
+use crate::side::Side;
 use crate::text::{Lines, SourceLocation, nearest};
 use crate::tokens::Capacity;
 
@@ -47,7 +48,9 @@ pub const ATTEMPTS_MAX: u64 = 16;
 pub(crate) const ROOT_KEYS: &[&str] = &["smelt", "name", "params", "resources", "stage", STRICT];
 /// What every stage may have, whatever its kind.
 pub(crate) const COMMON_KEYS: &[&str] =
-    &["kind", "limits", "retry", "matrix", "resources", "device", SURVIVES_KILLS];
+    &["kind", "limits", "retry", "matrix", "resources", "device", ON, SURVIVES_KILLS];
+/// Which side builds a stage.
+pub(crate) const ON: &str = "on";
 /// Whether a stage may be kept of which the kernel killed a process for want of memory.
 pub(crate) const SURVIVES_KILLS: &str = "survives-kills";
 
@@ -85,6 +88,8 @@ pub struct StageSpec {
     pub device: Vec<&'static str>,
     /// How often it is tried, and what changes in between.
     pub retry: Retry,
+    /// Which side builds it, where it says so.  Enters no key: what it makes is the same.
+    pub on: Option<Side>,
     /// It minds the kills of its children itself, so what it makes after one is kept.  Enters no key,
     /// as limits do not.
     pub survives_kills: bool,
@@ -427,8 +432,18 @@ fn read_stage(
         resources: resources::wanted(table.table("resources")?, around.resources)?,
         device: read_device(&table)?,
         retry,
+        on: read_side(&table)?,
         survives_kills: retry::is_set(&table, SURVIVES_KILLS)?,
     })
+}
+
+/// Which side builds a stage.
+fn read_side(table: &Table<'_>) -> Result<Option<Side>, PipelineError> {
+    let Some(item) = table.get(ON) else { return Ok(None) };
+    let (word, _) = item.text()?;
+    let unknown =
+        || item.error(format!("\"{ON}\" is one of {}, not {word:?}", Side::WORDS.join(", ")));
+    Side::parse(&word).map(Some).ok_or_else(unknown)
 }
 
 /// The facts a stage depends on, in the order of the table of facts, so that the order in the file

@@ -15,6 +15,7 @@ use crate::kind::{Kind, Takes};
 use crate::name::StageName;
 use crate::pipeline::{InputRef, InputSpec, Limits, Pipeline, PipelineError, StageSpec};
 use crate::retry::Retry;
+use crate::side::Side;
 use crate::text::nearest;
 use crate::tokens::Capacity;
 
@@ -119,6 +120,8 @@ pub struct Stage {
     pub resources: BTreeMap<String, u64>,
     /// How often it is tried, and what changes in between.
     pub retry: Retry,
+    /// Which side builds it, where it says so.
+    pub on: Option<Side>,
     /// It minds the kills of its children itself.
     pub survives_kills: bool,
     /// The key of the whole sub-recipe, known without running anything.
@@ -211,6 +214,7 @@ fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins
         limits: spec.limits,
         resources: spec.resources,
         retry: spec.retry,
+        on: spec.on,
         survives_kills: spec.survives_kills,
         recipe_key: Digest::from_bytes([0; 32]),
     }
@@ -276,9 +280,18 @@ impl Plan {
 
     /// `targets` and everything they need.
     pub fn closure(&self, targets: &[StageId]) -> BTreeSet<StageId> {
+        self.closure_but(targets, &BTreeMap::new())
+    }
+
+    /// The same, but for what those in `known` need, whose outputs are there.
+    pub fn closure_but(
+        &self,
+        targets: &[StageId],
+        known: &BTreeMap<StageId, Digest>,
+    ) -> BTreeSet<StageId> {
         let mut needed: BTreeSet<StageId> = targets.iter().copied().collect();
         for at in (0..self.stages.len()).rev().map(StageId) {
-            if needed.contains(&at) {
+            if needed.contains(&at) && !known.contains_key(&at) {
                 needed.extend(self.stage(at).needs());
             }
         }

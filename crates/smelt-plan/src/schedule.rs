@@ -113,6 +113,8 @@ pub struct Wishes {
     pub wait: bool,
     /// Only these and what they need; empty is everything.
     pub only: Vec<StageId>,
+    /// The content keys of stages whose outputs are there; what these need is not looked at.
+    pub known: BTreeMap<StageId, Digest>,
     /// Run these even where the store has their result.
     pub force: BTreeSet<StageId>,
     /// Try every stage once, whatever its `retry` says.
@@ -129,9 +131,20 @@ impl Default for Wishes {
             keep_going: false,
             wait: true,
             only: Vec::new(),
+            known: BTreeMap::new(),
             force: BTreeSet::new(),
             once: false,
             earlier: BTreeMap::new(),
+        }
+    }
+}
+
+impl Wishes {
+    /// The stages that the run is about.
+    pub fn wanted(&self, plan: &Plan) -> BTreeSet<StageId> {
+        match self.only.as_slice() {
+            [] => plan.wanted(&[]),
+            only => plan.closure_but(only, &self.known),
         }
     }
 }
@@ -209,7 +222,7 @@ pub enum Ending {
 impl<'p> Schedule<'p> {
     /// Begins; the commands are those to perform first.
     pub fn begin(plan: &'p Plan, wishes: Wishes) -> (Self, Vec<Command>) {
-        let wanted = plan.wanted(&wishes.only);
+        let wanted = wishes.wanted(plan);
         let state = |(id, _)| if wanted.contains(&id) { State::Waiting } else { State::Unwanted };
         let mut dependents = vec![Vec::new(); plan.len()];
         for (id, stage) in plan.stages() {
@@ -246,6 +259,7 @@ impl<'p> Schedule<'p> {
             Event::Sealed(stage, output) => {
                 self.finish(stage, State::Sealed(output), &mut commands)
             }
+            Event::Missing(stage) if self.wishes.known.contains_key(&stage) => self.on_gone(stage),
             Event::Missing(stage) => self.set(stage, State::Ready),
             Event::Held(stage) => self.on_held(stage),
             Event::Failed(stage, failure) => self.on_failed(stage, failure, &mut commands),
@@ -309,7 +323,8 @@ impl<'p> Schedule<'p> {
         if self.state(stage) != State::Waiting || self.ending.is_some() {
             return;
         }
-        let Some(key) = self.key(stage) else { return };
+        let known = self.wishes.known.get(&stage).copied();
+        let Some(key) = known.or_else(|| self.key(stage)) else { return };
         if let Some(pin) = self.plan.stage(stage).given() {
             let digest = pin.digest;
             return self.finish(stage, State::Hit(digest), commands);
@@ -319,6 +334,12 @@ impl<'p> Schedule<'p> {
         }
         self.set(stage, State::Looking);
         commands.push(Command::Look(stage, key));
+    }
+
+    /// What was there when the run began was collected since: it is not built without what it needs.
+    fn on_gone(&mut self, stage: StageId) {
+        self.set(stage, State::Skipped);
+        self.ending.get_or_insert(Ending::Failed);
     }
 
     fn on_held(&mut self, stage: StageId) {
@@ -479,7 +500,8 @@ impl<'p> Schedule<'p> {
         let from = self.state(stage);
         let legal = match (from, to) {
             (Waiting, Looking | Ready | Hit(_) | Skipped) => true,
-            (Looking, Hit(_) | Ready) => true,
+            // Skipped where it was known and is gone.
+            (Looking, Hit(_) | Ready | Skipped) => true,
             (Ready, Running { .. } | Skipped) => true,
             (Running { attempt }, Running { attempt: next }) => next == attempt + 1,
             // Taking the key can show that another run has it, or has just finished with it.

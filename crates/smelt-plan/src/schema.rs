@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use crate::device::FACTS;
 use crate::kind::{Absent, Field, Kind, STRICT, Takes};
-use crate::pipeline::{ATTEMPTS_MAX, FORMAT, SURVIVES_KILLS};
+use crate::pipeline::{ATTEMPTS_MAX, FORMAT, ON, SURVIVES_KILLS};
+use crate::side::Side;
 use crate::tokens::DEVICES_MAX;
 
 /// A text that holds `${name}` may become anything.
@@ -77,6 +78,7 @@ fn stage(kind: Kind) -> Value {
     properties.insert("matrix".to_owned(), matrix());
     properties.insert("device".to_owned(), device());
     properties.insert("resources".to_owned(), resources());
+    properties.insert(ON.to_owned(), on());
     properties.insert(SURVIVES_KILLS.to_owned(), survives_kills());
     let needed = fields.iter().filter(|field| field.absent == Absent::Refused);
     let required: Vec<&str> = needed.map(|field| field.name).collect();
@@ -118,6 +120,10 @@ fn device() -> Value {
         "items": { "enum": FACTS },
         "description": "facts about the device that the result depends on",
     })
+}
+
+fn on() -> Value {
+    json!({ "enum": Side::WORDS, "description": "which side builds it: smelt run --on" })
 }
 
 fn survives_kills() -> Value {

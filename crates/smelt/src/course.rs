@@ -5,6 +5,7 @@
 //! are heard.  What time is left follows from the share that is done, else from what the stage took the last time;
 //! where neither is known, nobody pretends to know.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -75,11 +76,10 @@ impl Course {
     /// Of a run of `only`, or of all stages, that has not begun; its stages took what `expected` says.
     pub(crate) fn new(
         plan: &Plan,
-        only: &[StageId],
+        wanted: &BTreeSet<StageId>,
         expected: &[Option<Duration>],
         jobs: usize,
     ) -> Self {
-        let wanted = plan.wanted(only);
         let stage = |(id, stage): (StageId, &Stage)| StageCourse {
             name: stage.name.to_string(),
             is_wanted: wanted.contains(&id),
@@ -309,7 +309,7 @@ mod tests {
     fn a_stage_says_what_it_holds_of_its_forecast_and_what_time_is_left() {
         let plan = plan(&["a"]);
         let a = plan.find("a").unwrap();
-        let mut course = Course::new(&plan, &[], &[secs(60)], 1);
+        let mut course = Course::new(&plan, &plan.wanted(&[]), &[secs(60)], 1);
         course.hear(&started(a, Some(8 << 20)));
         assert_eq!(course.line(0).unwrap(), "[1/1] a starts");
         course.hear(&running(a, 10, "looking"));
@@ -334,7 +334,7 @@ mod tests {
     fn a_whole_run_says_what_it_knows_and_what_it_does_not() {
         let plan = plan(&["a", "b", "c"]);
         let [a, b, c] = ["a", "b", "c"].map(|name| plan.find(name).unwrap());
-        let mut course = Course::new(&plan, &[], &[secs(30), secs(60), None], 1);
+        let mut course = Course::new(&plan, &plan.wanted(&[]), &[secs(30), secs(60), None], 1);
         let whole = |course: &Course| course.whole().unwrap_or_default();
         assert_eq!(
             whole(&course),
@@ -353,7 +353,7 @@ mod tests {
         course.hear(&Progress::Ended(b, &AttemptReport::default()));
         assert_eq!(whole(&course), "", "one is left");
         assert!(course.as_json(c).is_null(), "it does not run");
-        let only = Course::new(&plan, &[a], &[secs(30), secs(60), None], 1);
+        let only = Course::new(&plan, &plan.wanted(&[a]), &[secs(30), secs(60), None], 1);
         assert_eq!(only.counts(), [0, 1]);
     }
 

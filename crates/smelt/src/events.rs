@@ -109,7 +109,7 @@ mod tests {
     fn lines_are_records_and_what_runs_is_told_at_a_pace() {
         let plan = plan();
         let a = plan.find("a").unwrap();
-        let mut course = Course::new(&plan, &[], &[], 1);
+        let mut course = Course::new(&plan, &plan.wanted(&[]), &[], 1);
         let mut events = Events::default();
         let mut hear = |at_ms, progress: &Progress<'_>| {
             course.hear(progress);

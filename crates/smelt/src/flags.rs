@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Command, CommandFactory as _, Parser};
 use smelt_backend::KvType;
 use smelt_exec::Space;
-use smelt_plan::quantity;
+use smelt_plan::{Side, quantity};
 use smelt_runtime::image::{FRAMES_MAX, Wanted};
 
 use crate::cards::DeviceChoice;
@@ -211,6 +211,11 @@ pub(crate) struct RunFlags {
     /// times)
     #[arg(long, value_name = "STAGE")]
     pub(crate) check: Vec<String>,
+    /// Build the stages of one side, host or device, as they say by `on`, and what these need; what the
+    /// other side builds must be here, say by smelt unbundle
+    #[arg(long, value_name = "SIDE", value_parser = side)]
+    #[arg(conflicts_with_all = ["only", "force", "check"])]
+    pub(crate) on: Option<Side>,
     /// After a failure, go on with the stages that do not need the failed one
     #[arg(long)]
     pub(crate) keep_going: bool,
@@ -251,6 +256,7 @@ impl RunFlags {
             only: Vec::new(),
             force: Vec::new(),
             check: Vec::new(),
+            on: None,
             keep_going: false,
             jobs: 1,
             overcommit: false,
@@ -453,6 +459,10 @@ fn kv_type(text: &str) -> Result<KvType, String> {
 
 fn size(text: &str) -> Result<u64, String> {
     quantity::bytes(text).map_err(|error| error.to_string())
+}
+
+fn side(text: &str) -> Result<Side, String> {
+    Side::parse(text).ok_or_else(|| format!("one of {}", Side::WORDS.join(", ")))
 }
 
 fn jobs(text: &str) -> Result<usize, String> {

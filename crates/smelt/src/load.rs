@@ -294,7 +294,7 @@ impl Standing {
     }
 }
 
-/// Looks up every stage, as far as keys can be known.
+/// Looks up every stage, as far as keys can be known; those of which they cannot, by their recipes.
 pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>)>, Failed> {
     let Loaded { plan, store, .. } = loaded;
     let mut digests: Vec<Option<Digest>> = vec![None; plan.len()];
@@ -308,8 +308,16 @@ pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>
             continue;
         }
         if let Some(missing) = stage.needs().find(|need| digests[need.index()].is_none()) {
-            let until = root_of(&standings, missing);
             let last = lasts[id.index()];
+            // What came in a bundle is there without what it was made of.
+            let found = last.map(|key| store.lookup(&key)).transpose()?.and_then(Lookup::hit);
+            if let Some(output) = found {
+                digests[id.index()] = Some(output.digest);
+                let (path, digest) = (output.path().to_owned(), output.digest);
+                standings.push((Standing::Hit { path, digest }, last));
+                continue;
+            }
+            let until = root_of(&standings, missing);
             standings.push((Standing::Unknown { until, last }, None));
             continue;
         }

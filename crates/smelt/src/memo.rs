@@ -31,7 +31,8 @@ pub(crate) struct Memo {
 impl Memo {
     /// `None` for a run that is told which stages to build.
     pub(crate) fn of(flags: &RunFlags) -> Result<Option<Self>, Failed> {
-        if [&flags.only, &flags.force, &flags.check].iter().any(|named| !named.is_empty()) {
+        let named = [&flags.only, &flags.force, &flags.check];
+        if flags.on.is_some() || named.iter().any(|named| !named.is_empty()) {
             return Ok(None);
         }
         let text = load::read(&flags.pipeline.pipeline)?;

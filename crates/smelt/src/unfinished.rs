@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use smelt_exec::recorded::{Death, Open};
-use smelt_plan::{Digest, Earlier};
+use smelt_plan::{Digest, Earlier, Side};
 use smelt_store::{RunId, Store};
 
 use crate::exit::Failed;
@@ -29,6 +29,8 @@ pub(crate) struct RunArguments {
     only: Vec<String>,
     force: Vec<String>,
     check: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    on: Option<String>,
     keep_going: bool,
     overcommit: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -53,6 +55,7 @@ impl RunArguments {
             only: flags.only.clone(),
             force: flags.force.clone(),
             check: flags.check.clone(),
+            on: flags.on.map(|side| side.name().to_owned()),
             keep_going: flags.keep_going,
             overcommit: flags.overcommit,
             require_confinement: flags.require_confinement,
@@ -73,6 +76,7 @@ impl RunArguments {
             only: self.only.clone(),
             force: self.force.clone(),
             check: self.check.clone(),
+            on: self.on.as_deref().and_then(Side::parse),
             keep_going: self.keep_going,
             overcommit: self.overcommit,
             require_confinement: self.require_confinement,

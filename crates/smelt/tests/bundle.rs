@@ -86,6 +86,81 @@ fn a_run_finds_what_was_unbundled() {
     assert!(listed.contains("llm-engine") && listed.lines().count() == 2, "{listed}");
 }
 
+const SIDES: &str = r#"
+smelt = 1
+name = "sides"
+[stage.checkpoint]
+kind = "source"
+from = "synthetic:internvl3-tiny"
+[stage.quant]
+kind = "quantize"
+checkpoint = "checkpoint"
+scheme = "int8"
+on = "host"
+[stage.engine]
+kind = "llm-engine-build"
+checkpoint = "quant"
+on = "device"
+[stage.report]
+kind = "verify"
+llm = "engine"
+against = "checkpoint"
+weights = "quant"
+on = "host"
+"#;
+
+/// The device never has the checkpoint, and the host only what it verifies.
+#[test]
+fn each_side_builds_what_is_its_own() {
+    let (host, device) = (World::new(SIDES), World::new(SIDES));
+    let on = |world: &World, side: &str| {
+        let ended = world.smelt(&["run", "p.toml", "--json", "--on", side]);
+        let report: Value = serde_json::from_str(&ended.stdout).unwrap_or_default();
+        let statuses = report["stages"].is_array().then(|| statuses(&report)).unwrap_or_default();
+        (ended, statuses)
+    };
+    let carry = |from: &World, to: &World, stage: &str| {
+        let stage = format!("p.toml#{stage}");
+        done(&from.smelt(&["bundle", &stage, "--out", "side.smelt"]));
+        fs::rename(from.path("side.smelt"), to.path("side.smelt")).unwrap();
+        done(&to.smelt(&["unbundle", "side.smelt"]));
+        fs::remove_file(to.path("side.smelt")).unwrap();
+    };
+    // Nothing came yet: nothing is begun, and nothing is fetched.
+    let (ended, _) = on(&device, "device");
+    assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+    assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
+    for words in ["engine waits for what the host builds", "smelt bundle p.toml#quant --out"] {
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    }
+    // What waits for the device does not keep the host from the rest.
+    let (ended, found) = on(&host, "host");
+    assert_eq!(
+        (ended.code, found),
+        (Some(5), vec!["checkpoint sealed".into(), "quant sealed".into()])
+    );
+    assert!(ended.stderr.contains("report waits for what the device builds"), "{}", ended.stderr);
+    carry(&host, &device, "quant");
+    let (ended, found) = on(&device, "device");
+    assert_eq!((ended.code, found), (Some(0), vec!["quant hit".into(), "engine sealed".into()]));
+    let (ended, found) = on(&device, "device");
+    assert_eq!((ended.code, found), (Some(0), vec!["engine hit".into()]));
+    carry(&device, &host, "engine");
+    let (ended, found) = on(&host, "host");
+    let expect = ["checkpoint hit", "quant hit", "engine hit", "report sealed"];
+    assert_eq!((ended.code, found), (Some(0), expect.map(str::to_owned).to_vec()));
+    // Without sides all is built, as ever, and keys know nothing of them.
+    assert_eq!(device.run(&[])["status"], "ok");
+    let all = host.run(&[]);
+    assert!(statuses(&all).iter().all(|status| status.ends_with(" hit")), "{all}");
+    let ended = host.smelt(&["run", "p.toml", "--on", "board"]);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    let none = World::new(&SIDES.replace("on = \"device\"\n", ""));
+    let ended = none.smelt(&["run", "p.toml", "--on", "device"]);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("no stage of p.toml is the device's"), "{}", ended.stderr);
+}
+
 #[test]
 fn what_cannot_be_bundled_or_unpacked_is_one_line() {
     let world = built();

@@ -78,7 +78,13 @@ enum Ways {
     Fitted(Vec<Fitted>),
     /// What each is fitted to when its turn comes.  Of wide inputs each holds as much as the activations: of the
     /// 11,008 of a decoder of 3B, 75 MiB.
-    InTurns { tried: Vec<Way>, basis: Basis, order: Vec<usize>, importance: Vec<f32>, threads: usize },
+    InTurns {
+        tried: Vec<Way>,
+        basis: Basis,
+        order: Vec<usize>,
+        importance: Vec<f32>,
+        threads: usize,
+    },
 }
 
 impl Ways {
@@ -331,8 +337,7 @@ mod tests {
             trial.ways = Ways::Fitted(trial.ways.all().collect());
             let together = trial.cheapest(&sample, rounder).unwrap();
             assert_eq!(in_turns.0, together.0);
-            let rounded =
-                |way: Fitted| way.1.unwrap().rounded(&sample[1].1, rounder).unwrap();
+            let rounded = |way: Fitted| way.1.unwrap().rounded(&sample[1].1, rounder).unwrap();
             assert_eq!(rounded(in_turns), rounded(together));
             let not_finite = [(30, [vec![0.5; width], vec![f32::NAN; width]].concat())];
             assert_eq!(trial.cheapest(&not_finite, rounder).err(), Some(31));

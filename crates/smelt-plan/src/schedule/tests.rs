@@ -103,12 +103,21 @@ fn simulate(seed: u64) -> u32 {
     let mut chance = Random::new(seed);
     let plan = random_plan(&mut chance);
     let ids: Vec<StageId> = plan.stages().map(|(id, _)| id).collect();
+    let only = if chance.one_in(4) { vec![ids[chance.below(ids.len())]] } else { Vec::new() };
+    let force: BTreeSet<StageId> = ids.iter().copied().filter(|_| chance.one_in(6)).collect();
+    // What came from elsewhere, with a key that follows from nothing that is here.
+    let known = |&id: &StageId| {
+        let is_known = !only.is_empty() && !force.contains(&id) && chance.one_in(4);
+        is_known.then(|| (id, Digest::of(&[id.index() as u8])))
+    };
+    let known = ids.iter().filter_map(known).collect();
     let mut wishes = Wishes {
         jobs: 1 + chance.below(3),
         keep_going: chance.one_in(2),
         wait: !chance.one_in(4),
-        only: if chance.one_in(4) { vec![ids[chance.below(ids.len())]] } else { Vec::new() },
-        force: ids.iter().copied().filter(|_| chance.one_in(6)).collect(),
+        only,
+        known,
+        force,
         once: chance.one_in(8),
         earlier: BTreeMap::new(),
     };
@@ -163,6 +172,7 @@ fn play(
                     }
                     past.entry(key).or_default().check(seed, retry, attempt, &changes, rebooted);
                     running_once.insert(stage);
+                    assert!(!wishes.known.contains_key(&stage), "seed {seed}: built what is known");
                     let needs = || plan.stage(stage).needs();
                     assert!(needs().all(|need| done.contains(&need)), "seed {seed}: too early");
                     assert_eq!(schedule.key(stage), Some(key));
@@ -293,6 +303,28 @@ fn any_world_ends_and_keeps_the_rules() {
     let reboots: u32 = (1..=worlds).map(simulate).sum();
     println!("{worlds} worlds, {reboots} reboots");
     assert!(u64::from(reboots) > worlds / 100);
+}
+
+#[test]
+fn what_a_known_stage_needs_is_not_looked_at() {
+    let text = "smelt = 1\nname = \"w\"\n".to_owned()
+        + &[("a", ""), ("b", "\"a\""), ("c", "\"b\"")].map(|(name, needs)| {
+            format!("[stage.{name}]\nkind = \"command\"\nargv = [\"{name}\"]\noutputs = [\"o\"]\ninputs = [{needs}]\n")
+        }).concat();
+    let pipeline = Pipeline::parse("w.toml", &text, &Overrides::default()).unwrap();
+    let plan = Plan::build(&pipeline, &Pins::default()).unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|name| plan.find(name).unwrap());
+    let key = Digest::of(b"by another store");
+    let known = BTreeMap::from([(b, key)]);
+    let wishes = Wishes { only: vec![c], known, ..Wishes::default() };
+    let (mut schedule, commands) = Schedule::begin(&plan, wishes.clone());
+    assert_eq!((commands, schedule.state(a)), (vec![Command::Look(b, key)], State::Unwanted));
+    let looked = schedule.on_event(Event::Found(b, output_of(key)));
+    assert_eq!(looked, [Command::Look(c, schedule.key(c).unwrap())]);
+    // One that was collected meanwhile ends the run: it cannot be built without what it needs.
+    let (mut schedule, _) = Schedule::begin(&plan, wishes);
+    assert_eq!(schedule.on_event(Event::Missing(b)), []);
+    assert!(schedule.is_finished() && schedule.ending() == Some(Ending::Failed));
 }
 
 fn chain() -> Plan {

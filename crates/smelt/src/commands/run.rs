@@ -15,8 +15,8 @@ use smelt_plan::admission::Forecast;
 use smelt_plan::kind::WRITES;
 use smelt_plan::plan::Stage;
 use smelt_plan::schedule::Wishes;
-use smelt_plan::{Plan, StageId, WarmUp};
-use smelt_store::{Run, StoreError, Wait};
+use smelt_plan::{Plan, Share, StageId, WarmUp};
+use smelt_store::{Lookup, Run, StoreError, Wait};
 
 use crate::checkpoints::Checkpoints;
 use crate::console::{answer, fail, offer, tell, warn};
@@ -66,7 +66,8 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, access)?;
     let (plan, store) = (&loaded.plan, &loaded.store);
     let confinement = confinement(flags, plan)?;
-    let mut wishes = wishes(flags, plan)?;
+    let share = share(flags, &loaded)?;
+    let mut wishes = wishes(flags, plan, &share)?;
     need_secrets(&loaded, &flags.pipeline.pipeline, &wishes)?;
     if start.is_by_name() {
         refuse(&loaded, &flags.pipeline.pipeline, &wishes)?;
@@ -93,7 +94,11 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let report = begun.build(wishes)?;
     begun.keep(memo, &report);
     finish(run);
-    let exit = answer_report(flags, &report, start)?;
+    let mut exit = answer_report(flags, &report, start)?;
+    if exit == Exit::Ok && !share.waiting.is_empty() {
+        tell(format_args!("smelt: {}", waits(flags, plan, &share)));
+        exit = Exit::DoesNotFit;
+    }
     if report.status == RunStatus::Rebooting {
         reboot::reboot(store.root());
     }
@@ -129,7 +134,7 @@ impl Begun<'_> {
         let towers = Towers::of_run(self.loaded)?;
         let forecasts = |task: &Task<'_>| forecast::of_task(task, &self.last, &alike, &towers);
         let expected = course::expected(plan, &self.last);
-        let course = Course::new(plan, &wishes.only, &expected, flags.jobs);
+        let course = Course::new(plan, &wishes.wanted(plan), &expected, flags.jobs);
         let (mut display, mut events) = (Display::new(course), Events::default());
         let begin = Instant::now();
         let mut show = |progress: &Progress<'_>| {
@@ -244,7 +249,7 @@ fn foreseen(
     if !refusals::may_be(plan) {
         return Ok(BTreeMap::new());
     }
-    let wanted = plan.wanted(&wishes.only);
+    let wanted = wishes.wanted(plan);
     let mut refused = refusals::of(&Checkpoints::of(plan, &Story::of(loaded, last)?));
     refused.retain(|id, _| wanted.contains(id));
     Ok(refused)
@@ -253,7 +258,7 @@ fn foreseen(
 /// Refuses now what a stage that is to be built would lack after hours.
 fn need_secrets(loaded: &Loaded, pipeline: &Path, wishes: &Wishes) -> Result<(), Failed> {
     let plan = &loaded.plan;
-    let missing = secrets::missing(plan, &plan.wanted(&wishes.only));
+    let missing = secrets::missing(plan, &wishes.wanted(plan));
     if missing.is_empty() {
         return Ok(());
     }
@@ -289,7 +294,7 @@ fn require_confinement(plan: &Plan, confinement: &Confinement) -> Result<(), Fai
 
 /// The report of a run that has no journal, since not even a name for it can be written.
 fn not_begun(plan: &Plan, wishes: &Wishes, error: &StoreError) -> RunReport {
-    let wanted = plan.wanted(&wishes.only);
+    let wanted = wishes.wanted(plan);
     let stage = |(_, stage): (StageId, &smelt_plan::plan::Stage)| StageReport {
         name: stage.name.to_string(),
         kind: stage.kind,
@@ -357,11 +362,49 @@ pub(crate) fn listen_no_more() -> Result<(), Failed> {
     Ok(())
 }
 
-fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {
+/// What the run is about where it is of one side alone, by what the store has.
+fn share(flags: &RunFlags, loaded: &Loaded) -> Result<Share, Failed> {
+    let Some(side) = flags.on else { return Ok(Share::default()) };
+    let Loaded { plan, store, .. } = loaded;
+    // By recipes alone: what led to an output may be on the other side.
+    let recipes = plan.stages().map(|(_, stage)| &stage.recipe_key);
+    let mut keys = Vec::with_capacity(plan.len());
+    for key in store.resolve_each(recipes)? {
+        let hit = key.map(|key| store.lookup(&key)).transpose()?.and_then(Lookup::hit);
+        keys.push(key.filter(|_| hit.is_some()));
+    }
+    let share = Share::of(plan, side, |id| keys[id.index()]);
+    match (share.targets.is_empty(), share.waiting.is_empty()) {
+        (false, _) => Ok(share),
+        (true, false) => Err(Failed::new(Exit::DoesNotFit, waits(flags, plan, &share))),
+        (true, true) => {
+            let file = flags.pipeline.pipeline.display();
+            let message = format!("no stage of {file} is the {side}'s: say on = \"{side}\" in it");
+            Err(Failed::usage(message))
+        }
+    }
+}
+
+/// Why a side cannot build all that is its own, and how that is brought.
+fn waits(flags: &RunFlags, plan: &Plan, share: &Share) -> String {
+    let name = |id: StageId| plan.stage(id).name.as_str();
+    let waiting: Vec<&str> = share.waiting.iter().map(|(id, _)| name(*id)).collect();
+    let lacking: BTreeSet<StageId> = share.waiting.iter().map(|(_, lacks)| *lacks).collect();
+    let file = flags.pipeline.pipeline.display();
+    let bundled: Vec<String> = lacking.iter().map(|id| format!("{file}#{}", name(*id))).collect();
+    let other = flags.on.map_or("other side", |side| side.other().name());
+    format!(
+        "{} waits for what the {other} builds: there `smelt run {file} --on {other}` and `smelt bundle {} --out FILE`, here `smelt unbundle FILE`",
+        waiting.join(", "),
+        bundled.join(" ")
+    )
+}
+
+fn wishes(flags: &RunFlags, plan: &Plan, share: &Share) -> Result<Wishes, Failed> {
     let find = |names: &[String]| -> Result<Vec<_>, Failed> {
         names.iter().map(|name| Ok(plan.find(name)?)).collect()
     };
-    let only = find(&flags.only)?;
+    let only = if flags.on.is_some() { share.targets.clone() } else { find(&flags.only)? };
     let force: BTreeSet<StageId> = find(&flags.force)?.into_iter().collect();
     let wanted = plan.wanted(&only);
     if let Some(stage) = force.iter().find(|stage| !wanted.contains(stage)) {
@@ -373,6 +416,7 @@ fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {
         keep_going: flags.keep_going,
         wait: !flags.no_wait,
         only,
+        known: share.known.clone(),
         force,
         // A warm-up that failed is not tried again, and wants no warm-up of its own.
         once: flags.warm_up,
@@ -382,7 +426,7 @@ fn wishes(flags: &RunFlags, plan: &Plan) -> Result<Wishes, Failed> {
 
 /// The stages to build twice; what makes other bytes every time need not be tried.
 fn checks(flags: &RunFlags, plan: &Plan, wishes: &Wishes) -> Result<BTreeSet<StageId>, Failed> {
-    let wanted = plan.wanted(&wishes.only);
+    let wanted = wishes.wanted(plan);
     let mut checks = BTreeSet::new();
     for name in &flags.check {
         let id = plan.find(name)?;
