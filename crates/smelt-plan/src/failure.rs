@@ -48,6 +48,29 @@ pub enum FailureClass {
 }
 
 impl FailureClass {
+    /// All of them, in the order of the enum.
+    pub const ALL: [Self; 19] = [
+        Self::MemoryLimit,
+        Self::TimedOut,
+        Self::OomKilled,
+        Self::Thrash,
+        Self::CmaExhausted,
+        Self::DoesNotFit,
+        Self::KilledExternally,
+        Self::DiskFull,
+        Self::DiskError,
+        Self::ToolRejected,
+        Self::OutputMissing,
+        Self::OutputInvalid,
+        Self::UndeclaredWrite,
+        Self::UndeclaredRead,
+        Self::SpawnFailed,
+        Self::NotReproducible,
+        Self::DeviceMemory,
+        Self::NoTactic,
+        Self::BoardReset,
+    ];
+
     /// Whether doing the same again, under the conditions of a later moment, can succeed.
     ///
     /// A kill from outside says nothing of the stage, and a reset board has changed more than we could;
@@ -135,4 +158,24 @@ pub struct Failure {
     pub exit: Option<i32>,
     /// One line: what went wrong, in the tool's words where it had any.
     pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page that people read says of each class what the rules do.
+    #[test]
+    fn the_table_of_classes_is_what_retries_go_by() {
+        let page = include_str!("../../../docs/reports.md");
+        let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
+        for class in FailureClass::ALL {
+            let start = format!("| `{}` |", class.name());
+            let found: Vec<_> = rows.iter().filter(|row| row.starts_with(&start)).collect();
+            let [row] = found[..] else { panic!("{start} has {} rows", found.len()) };
+            assert_eq!(row.contains("the same again"), class.passes_by_itself(), "{row}");
+            assert_eq!(row.contains("the memory rungs"), class.lacks_memory(), "{row}");
+            assert_eq!(row.contains("`escalate`"), class.cured_by_change(), "{row}");
+        }
+    }
 }
