@@ -1,8 +1,8 @@
 //! Checks that a file is whole by its own header: a file that merely stopped growing is not complete.
 //!
 //! Each form is looked at as far as it says how long it is, in bounded memory: GGUF as its
-//! specification has it (github.com/ggml-org/ggml, docs/gguf.md), ONNX as a protobuf message, and
-//! safetensors by the ends of its tensors.  What the content is worth, these do not say.
+//! specification has it (github.com/ggml-org/ggml, docs/gguf.md), ONNX as a protobuf message, plans of TensorRT by
+//! their beginning, and safetensors by the ends of its tensors.  What the content is worth, these do not say.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -19,7 +19,7 @@ const HEADER_BYTES_MAX: u64 = 16 << 20;
 const DIMENSIONS_MAX: u32 = 8;
 
 /// Why the file is not what it must be, if so.
-pub(crate) fn fault(path: &Path, validity: &Validity) -> Option<String> {
+pub fn fault(path: &Path, validity: &Validity) -> Option<String> {
     match check(path, validity) {
         Ok(()) => None,
         // What ends before it says it would is a short read.
@@ -42,6 +42,7 @@ fn check(path: &Path, validity: &Validity) -> io::Result<()> {
         FileFormat::Any | FileFormat::MayBeEmpty => Ok(()),
         FileFormat::Gguf => gguf(&mut file, length),
         FileFormat::Onnx => onnx(&mut file, length),
+        FileFormat::Plan => plan(&mut file, length),
         FileFormat::Safetensors => safetensors(&mut file, length),
     }
 }
@@ -175,6 +176,25 @@ fn varint(file: &mut impl Read) -> io::Result<u64> {
     Err(wrong("it is no ONNX model: a number of more than 64 bits"))
 }
 
+/// A plan of TensorRT for RTX says how long it is, and which version made it (looked at in plans of 1.7.1: `vtrt`, the
+/// form's version 2, the length, the library's version).  One of TensorRT itself does not; of it the beginning alone is
+/// known, so that one that was cut later is not noticed.
+fn plan(file: &mut impl Read, length: u64) -> io::Result<()> {
+    let mut magic = [0; 4];
+    file.read_exact(&mut magic)?;
+    let (kind, rest) = (u32_of(file)?, u64_of(file)?);
+    match &magic {
+        b"ptrt" => Ok(()),
+        b"vtrt" if (kind, rest) == (0, 2) => match u64_of(file)? {
+            said if said == length => Ok(()),
+            said if said < length => Err(wrong("it goes on beyond the end that its header says")),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        },
+        b"vtrt" => Err(wrong(format!("its form {rest} of a TensorRT plan is not known here"))),
+        _ => Err(wrong("it does not begin as a plan of TensorRT does")),
+    }
+}
+
 /// The file must end where its last tensor does.
 fn safetensors(file: &mut impl Read, length: u64) -> io::Result<()> {
     #[derive(Deserialize)]
@@ -239,6 +259,8 @@ mod tests {
         gguf.extend(0_u32.to_le_bytes());
         gguf.extend(0_u64.to_le_bytes());
         let onnx = [&[0x08, 8, 0x3a, 5][..], b"graph"].concat();
+        let mut plan = [&b"vtrt\0\0\0\0"[..], &2_u64.to_le_bytes(), &40_u64.to_le_bytes()].concat();
+        plan.extend([7; 16]);
         let header =
             br#"{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"a":"b"}}"#;
         let mut safetensors = (header.len() as u64).to_le_bytes().to_vec();
@@ -246,6 +268,7 @@ mod tests {
         vec![
             (FileFormat::Gguf, [gguf, vec![7; 16]].concat(), 16),
             (FileFormat::Onnx, onnx, 1),
+            (FileFormat::Plan, plan, 1),
             (FileFormat::Safetensors, [safetensors, vec![7; 8]].concat(), 1),
         ]
     }
@@ -268,6 +291,24 @@ mod tests {
                 assert!(said(&bytes[..length], form, 0).is_some(), "{form:?} of {length} bytes");
             }
         }
+    }
+
+    #[test]
+    fn plans_say_how_long_they_are_where_they_are_of_tensorrt_for_rtx() {
+        let (_, plan, _) = wholes().remove(2);
+        let check = |bytes: &[u8], why: &str| {
+            let said = said(bytes, FileFormat::Plan, 1).unwrap();
+            assert!(said.contains(why), "{said}");
+        };
+        check(&plan[..39], "ends before");
+        check(&[&plan[..], &[0]].concat(), "goes on beyond");
+        let mut later = plan.clone();
+        later[8] = 3;
+        check(&later, "form 3");
+        check(b"ftrt0123456789abcdef", "does not begin");
+        let of_tensorrt = [&b"ptrt"[..], &[1; 28]].concat();
+        assert_eq!(said(&of_tensorrt, FileFormat::Plan, 1), None);
+        check(&of_tensorrt[..15], "ends before");
     }
 
     #[test]

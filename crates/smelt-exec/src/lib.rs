@@ -46,6 +46,7 @@ pub use cell::Cell;
 pub use condition::Condition;
 pub use confine::{Confinement, Network, SHARED, Space, Strict, Way, Writes};
 pub use dead::{Closed, clear_dead_runs, clear_dead_swap};
+pub use form::fault as file_fault;
 pub use log::{last_line as log_last_line, tail as log_tail};
 pub use order::{Input, ProcessSpec, Task};
 pub use orphans::MARK as ATTEMPT_MARK;

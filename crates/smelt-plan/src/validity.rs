@@ -22,16 +22,19 @@ pub enum FileFormat {
     Gguf,
     /// An ONNX graph.
     Onnx,
+    /// A plan of TensorRT's.
+    Plan,
     /// Weights.
     Safetensors,
 }
 
 impl FileFormat {
-    const ALL: [(&str, Self); 5] = [
+    const ALL: [(&str, Self); 6] = [
         ("any", Self::Any),
         ("may-be-empty", Self::MayBeEmpty),
         ("gguf", Self::Gguf),
         ("onnx", Self::Onnx),
+        ("plan", Self::Plan),
         ("safetensors", Self::Safetensors),
     ];
 }
@@ -114,7 +117,7 @@ mod tests {
         assert_eq!(Validity::parse("any>=1GiB").unwrap().bytes_min, 1 << 30);
         assert_eq!(Validity::parse("onnx"), Ok(Validity { form: FileFormat::Onnx, bytes_min: 1 }));
         assert_eq!(Validity::parse("may-be-empty").unwrap().bytes_min, 0);
-        for text in ["may-be-empty >= 1KiB", "", "plan", "gguf 5MiB", "gguf >= 5", ">= 5MiB"] {
+        for text in ["may-be-empty >= 1KiB", "", "engine", "gguf 5MiB", "gguf >= 5", ">= 5MiB"] {
             assert!(Validity::parse(text).is_err(), "{text}");
         }
     }
