@@ -11,7 +11,7 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 23] = [
+const EDGES: [(&str, &[&str]); 24] = [
     ("smelt-random", &[]),
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
@@ -22,6 +22,7 @@ const EDGES: [(&str, &[&str]); 23] = [
     ("smelt-family", &[]),
     ("smelt-fit", &[]),
     ("smelt-backend", &["smelt-random"]),
+    ("smelt-tensorrt", &["smelt-backend"]),
     ("smelt-load", &["smelt-plot", "smelt-watch"]),
     ("smelt-model", &["smelt-backend", "smelt-family", "smelt-onnx", "smelt-tensor"]),
     ("smelt-doctor", &["smelt-watch"]),
@@ -37,6 +38,7 @@ const EDGES: [(&str, &[&str]); 23] = [
             "smelt-model",
             "smelt-engine",
             "smelt-cuda",
+            "smelt-tensorrt",
         ],
     ),
     ("smelt-exec", &["smelt-plan", "smelt-store", "smelt-watch"]),
@@ -59,6 +61,7 @@ const EDGES: [(&str, &[&str]); 23] = [
             "smelt-backend",
             "smelt-engine",
             "smelt-cuda",
+            "smelt-tensorrt",
             "smelt-engine-build",
             "smelt-runtime",
             "smelt-serve",
