@@ -8,5 +8,6 @@ mod build_error;
 pub mod graph;
 pub mod llm;
 pub mod onnxruntime;
+pub mod tensorrt;
 
 pub use build_error::BuildError;
