@@ -48,7 +48,7 @@ pub(crate) use doctor::DoctorFlags;
 pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
 pub(crate) use image_options::ImageFlags;
 #[cfg(feature = "build")]
-pub(crate) use onnx::{OnnxCommand, Output};
+pub(crate) use onnx::{Judge, OnnxCommand, Output};
 pub(crate) use sampling::SamplingFlags;
 pub(crate) use serve::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 #[cfg(feature = "build")]

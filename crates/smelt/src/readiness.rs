@@ -16,6 +16,7 @@ use smelt_plan::kind::verify::WEIGHTS_ONLY;
 use smelt_plan::kind::{BACKEND, SECRETS, TARGET, TOOL, WRITES};
 use smelt_plan::pipeline::{InputRef, StageSpec};
 use smelt_plan::{Kind, Pipeline};
+use smelt_tensorrt::{COMPILER_CURE, LibraryError};
 
 use crate::stage::order::place;
 use crate::tools::parts::{Parts, VendorTool};
@@ -81,7 +82,8 @@ fn needs(pipeline: &Pipeline, here: &Facts, spec: &StageSpec, folder: &Path) -> 
     match spec.kind {
         Kind::Command => needs.extend(of_command(spec, folder)),
         Kind::EngineBuild | Kind::LlmEngineBuild => {
-            needs.extend(compiler(spec).or_else(|| runtime(spec)))
+            needs.extend(compiler(spec).or_else(|| runtime(spec)));
+            needs.extend(tensorrt(spec).into_iter().flatten());
         }
         Kind::Verify => needs.extend(card(pipeline, spec)),
         _ => {}
@@ -202,6 +204,34 @@ fn runtime(spec: &StageSpec) -> Option<Need> {
     let found = onnxruntime::find().map(|path| path.display().to_string());
     let found = found.map_err(|error| Lack::problem(format!("is not here: {error}"), why, None));
     Some(Need { id: "onnxruntime", name: "ONNX Runtime".to_owned(), found })
+}
+
+/// TensorRT for RTX, and what compiles the program that loads it.
+fn tensorrt(spec: &StageSpec) -> Option<[Need; 2]> {
+    let backend = spec.params.get(BACKEND)?.as_str()?;
+    if backend != GraphBackend::TensorRtRtx.word() {
+        return None;
+    }
+    let lack = |what: String, why, cure: &str| Lack::problem(what, why, Some(cure.to_owned()));
+    let library = smelt_tensorrt::find(&|name| env::var_os(name)).map(|found| {
+        let version = smelt_tensorrt::version(&found.core).ok().flatten().unwrap_or_default();
+        format!("{version} {}", found.core.display()).trim().to_owned()
+    });
+    let library = library.map_err(|error| {
+        let why = "It parses the graph and builds the plan, and smelt brings none.";
+        lack(format!("is not here: {error}"), why, LibraryError::CURE)
+    });
+    let path = env::var_os("PATH").unwrap_or_default();
+    let compiler = smelt_tensorrt::compiler(&path).map(|path| path.display().to_string());
+    let compiler = compiler.ok_or_else(|| {
+        let why = "It compiles the small program that loads TensorRT, where that runs.";
+        lack("is not here".to_owned(), why, COMPILER_CURE)
+    });
+    let need = |id, name: &str, found| Need { id, name: name.to_owned(), found };
+    Some([
+        need("tensorrt-rtx", "TensorRT for RTX", library),
+        need("c++", "a compiler of C++", compiler),
+    ])
 }
 
 /// The card that runs what is verified; weights alone are compared without one.

@@ -1,4 +1,5 @@
-//! Finds the programs and scripts that `command` stages run, so that their content enters the keys.
+//! Finds the programs and scripts that `command` stages run, and the libraries by which others build, so that their
+//! content enters the keys.
 //!
 //! What a stage names by path counts: its program, scripts among its arguments and inside of a shell's
 //! line, what an interpreter is to read, and the program behind a script's `#!`.  What is found by `PATH` counts where `tool`
@@ -16,7 +17,8 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 use smelt_plan::explain::bounded;
-use smelt_plan::kind::{TOOL, WRITES};
+use smelt_plan::kind::engine_build::GraphBackend;
+use smelt_plan::kind::{BACKEND, TOOL, WRITES};
 use smelt_plan::pipeline::StageSpec;
 use smelt_plan::plan::{Pin, Stage, Tool};
 use smelt_plan::{Kind, Pipeline, Plan, StageName};
@@ -50,9 +52,14 @@ pub(crate) fn all(
 ) -> Result<WithUnread<StageName, Vec<Tool>>, Failed> {
     let (mut all, mut unread) = (BTreeMap::new(), BTreeMap::new());
     let beside = Beside::of(folder);
-    for spec in pipeline.stages.iter().filter(|spec| spec.kind == Kind::Command) {
+    for spec in &pipeline.stages {
+        let named = match spec.kind {
+            Kind::Command => named(spec, &beside, store.root(), &pipeline.file)?,
+            Kind::EngineBuild => builders(spec, &pipeline.file)?,
+            _ => continue,
+        };
         let mut found: Vec<Tool> = Vec::new();
-        for (name, path) in named(spec, &beside, store.root(), &pipeline.file)? {
+        for (name, path) in named {
             if found.iter().any(|tool| tool.name == name) {
                 continue;
             }
@@ -142,6 +149,22 @@ fn named(
     let interpreters: Vec<Named> = found.iter().filter_map(interpreter).collect();
     found.extend(interpreters);
     Ok(found)
+}
+
+/// The libraries that build a stage's engine, where those are a vendor's.
+fn builders(spec: &StageSpec, file: &str) -> Result<Vec<Named>, Failed> {
+    let backend = spec.params.get(BACKEND).and_then(Value::as_str);
+    if backend != Some(GraphBackend::TensorRtRtx.word()) {
+        return Ok(Vec::new());
+    }
+    let found = smelt_tensorrt::find(&|name| env::var_os(name)).map_err(|error| {
+        Failed::new(Exit::DoesNotFit, format!("{file}: stage \"{}\": {error}", spec.name))
+    })?;
+    let named = |name: &str, path| (name.to_owned(), path);
+    Ok(vec![
+        named("libtensorrt_rtx.so", found.core),
+        named("libtensorrt_onnxparser_rtx.so", found.parser),
+    ])
 }
 
 /// A tool that is declared and not here.

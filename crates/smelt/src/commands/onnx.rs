@@ -1,18 +1,20 @@
 //! `smelt onnx`: looks at ONNX models, checks them and operates on them, weights left on disk.
 
+mod parser;
+
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use smelt_onnx::surgery::{Consume, Parts, Report, Rule, apply};
-use smelt_onnx::target::{Finding, Severity, Target, findings};
+use smelt_onnx::target::{Finding, Severity, findings};
 use smelt_onnx::{ElementType, Inspection, Large, MODEL_FILE, Model, Port, check, inspect};
 use smelt_plan::quantity;
 
 use crate::atomic_dir::{AtomicDir, go_through};
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
-use crate::flags::{FloatType, OnnxCommand, Output};
+use crate::flags::{FloatType, Judge, OnnxCommand, Output};
 use crate::table::bytes;
 
 pub(crate) fn run(command: &OnnxCommand) -> Result<Exit, Failed> {
@@ -98,22 +100,23 @@ fn read(model: &Path) -> Result<Read, Failed> {
     Ok(Read { model: Model::read(&file).map_err(Failed::model)?, file })
 }
 
-fn judge(model: &Path, target: Option<(&str, Target)>, json: bool) -> Result<(), Failed> {
+fn judge(model: &Path, target: Option<Judge>, json: bool) -> Result<(), Failed> {
     let at = |error: &dyn Display| Failed::model(format!("{}: {error}", model.display()));
     let read = read(model)?;
     let dir = read.file.parent().filter(|dir| !dir.as_os_str().is_empty());
     check(&read.model, dir.unwrap_or(Path::new("."))).map_err(|error| at(&error))?;
     let found = match target {
-        Some((_, target)) => {
+        Some(Judge::Rules(_, target)) => {
             findings(&read.model, &read.file, target).map_err(|error| at(&error))?
         }
+        Some(Judge::TensorRtRtx) => parser::findings(&read.file)?,
         None => Vec::new(),
     };
     let errors = found.iter().filter(|finding| finding.severity == Severity::Error).count();
-    let by = target.map_or(String::new(), |(word, _)| format!(" for {word}"));
+    let by = target.map_or(String::new(), |target| format!(" for {}", target.word()));
     if json {
         let rows: Vec<Value> = found.iter().map(finding).collect();
-        let target = target.map(|(word, _)| word);
+        let target = target.map(Judge::word);
         let document = json!({ "target": target, "sound": errors == 0, "findings": rows });
         answer(format_args!("{document:#}\n"))?;
     } else {

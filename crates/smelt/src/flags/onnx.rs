@@ -34,9 +34,9 @@ pub(crate) enum OnnxCommand {
     Check {
         /// The model
         model: PathBuf,
-        /// Hold it to the rules of this back end, too: tensorrt-10.3 or onnxruntime-cpu
+        /// Hold it to the rules of this back end, too: tensorrt-10.3 or onnxruntime-cpu; or ask tensorrt-rtx itself
         #[arg(long = "for", value_name = "TARGET", value_parser = target)]
-        target: Option<(&'static str, Target)>,
+        target: Option<Judge>,
         /// Print the findings as JSON
         #[arg(long)]
         json: bool,
@@ -141,9 +141,35 @@ pub(crate) enum OnnxCommand {
     },
 }
 
-fn target(word: &str) -> Result<(&'static str, Target), String> {
+/// Who says whether a back end takes a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Judge {
+    /// smelt's own rules of a back end, and its word.
+    Rules(&'static str, Target),
+    /// The parser of TensorRT for RTX that is here.
+    TensorRtRtx,
+}
+
+impl Judge {
+    /// The word of the back end that its parser judges itself.
+    const TENSORRT_RTX: &str = "tensorrt-rtx";
+
+    /// Its word.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Rules(word, _) => word,
+            Self::TensorRtRtx => Self::TENSORRT_RTX,
+        }
+    }
+}
+
+fn target(word: &str) -> Result<Judge, String> {
+    if word == Judge::TENSORRT_RTX {
+        return Ok(Judge::TensorRtRtx);
+    }
     let found = Target::ALL.into_iter().find(|(name, _)| *name == word);
-    found.ok_or_else(|| Target::ALL.map(|(name, _)| name).join(" or "))
+    let words = || Target::ALL.map(|(name, _)| name).join(", ") + " or " + Judge::TENSORRT_RTX;
+    found.map(|(word, target)| Judge::Rules(word, target)).ok_or_else(words)
 }
 
 fn head_scheme(word: &str) -> Result<HeadScheme, String> {

@@ -1,4 +1,4 @@
-//! `engine-build`: a graph as an engine, of smelt's own or ONNX Runtime's.
+//! `engine-build`: a graph as an engine, of smelt's own, ONNX Runtime's or TensorRT's.
 
 use smelt_cuda::CudaTarget;
 use smelt_cuda::kernels::source::graph_source;
@@ -8,18 +8,28 @@ use smelt_plan::kind::engine_build::{EngineBuild, GraphBackend, GraphPrecision};
 
 use super::kernels::compiled;
 use super::request::{Request, say};
-use super::{Worker, kernels};
+use super::{Worker, kernels, tensorrt};
 use crate::exit::{Exit, Failed};
 
-pub(super) const WORKER: Worker =
-    Worker { executes_graphs: true, compiles_kernels: true, ..Worker::new(run) };
+pub(super) const WORKER: Worker = Worker {
+    executes_graphs: true,
+    compiles_kernels: true,
+    asks_tensorrt: true,
+    ..Worker::new(run)
+};
 
 fn run(request: &Request) -> Result<(), Failed> {
     let params: EngineBuild = request.typed()?;
+    if let Some(target) = params.target.rtx() {
+        return tensorrt::run(request, &params, target);
+    }
     match (params.backend, CudaTarget::parse(params.target.word())) {
         (GraphBackend::Native, None) => native(request, precision(params.precision)),
         (GraphBackend::Native, Some(target)) => for_card(request, target),
         (GraphBackend::OnnxRuntime, _) => foreign(request),
+        (GraphBackend::TensorRtRtx, _) => {
+            Err(Failed::usage("TensorRT for RTX builds for no such target"))
+        }
     }
 }
 

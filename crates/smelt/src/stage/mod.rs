@@ -18,6 +18,7 @@ mod onnx_export;
 mod quantize;
 mod source;
 mod strict;
+mod tensorrt;
 mod tune;
 mod verify;
 
@@ -42,6 +43,8 @@ pub(crate) struct Worker {
     executes_graphs: bool,
     /// Whether it compiles kernels, for which NVRTC is looked for.
     compiles_kernels: bool,
+    /// Whether it asks TensorRT, for which that and a compiler of C++ are looked for.
+    asks_tensorrt: bool,
     /// What it computes, where that is worth a word before a run.
     pub(crate) products: Option<Products>,
     /// Whether it can be refused before it is built, and why.
@@ -50,7 +53,14 @@ pub(crate) struct Worker {
 
 impl Worker {
     const fn new(run: fn(&Request) -> Result<(), Failed>) -> Self {
-        Self { run, executes_graphs: false, compiles_kernels: false, products: None, refusal: None }
+        Self {
+            run,
+            executes_graphs: false,
+            compiles_kernels: false,
+            asks_tensorrt: false,
+            products: None,
+            refusal: None,
+        }
     }
 }
 

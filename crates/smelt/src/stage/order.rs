@@ -43,7 +43,8 @@ fn native(task: &Task<'_>, worker: &Worker) -> ProcessSpec {
     };
     let runtime = worker.executes_graphs.then(onnxruntime).flatten();
     let compilers = worker.compiles_kernels.then(compilers).flatten();
-    let libraries = runtime.into_iter().chain(compilers).chain(driver());
+    let tensorrt = worker.asks_tensorrt.then(tensorrt).into_iter().flatten();
+    let libraries = runtime.into_iter().chain(compilers).chain(driver()).chain(tensorrt);
     let (fetching, writes) = if request.fetch.is_some() { hub() } else { Default::default() };
     ProcessSpec {
         argv: ["/proc/self/exe", "stage", "work", task.stage.name.as_str()]
@@ -83,6 +84,16 @@ fn compilers() -> Option<(String, String)> {
     let absolute = env::split_paths(&paths).map(|path| std::path::absolute(&path).unwrap_or(path));
     let paths = env::join_paths(absolute).ok()?;
     Some((nvrtc::VARIABLE.to_owned(), paths.into_string().ok()?))
+}
+
+/// Where the worker finds TensorRT, and compilers of C++ for the program that loads it.
+fn tensorrt() -> impl Iterator<Item = (String, String)> {
+    let found = smelt_tensorrt::find(&|name| env::var_os(name)).ok();
+    let folder = found.and_then(|found| Some(found.core.parent()?.to_str()?.to_owned()));
+    // A name that is wrong the worker finds wrong too, and says so.
+    let named = env::var(smelt_tensorrt::VARIABLE).ok().filter(|name| !name.is_empty());
+    let folder = folder.or(named).map(|folder| (smelt_tensorrt::VARIABLE.to_owned(), folder));
+    folder.into_iter().chain(env::var("PATH").ok().map(|path| ("PATH".to_owned(), path)))
 }
 
 /// Where the driver of GPUs is, if somebody named it; else its usual folders are asked.
