@@ -9,5 +9,6 @@ mod allocator;
 mod graphs;
 mod plans;
 mod real;
+mod rules;
 mod stand_ins;
 mod world;

@@ -6,6 +6,7 @@
 
 mod finite;
 mod onnxruntime;
+mod operands;
 mod place;
 mod tensorrt;
 
@@ -37,7 +38,9 @@ impl Target {
 
     fn rules(self) -> Vec<&'static TargetRule> {
         match self {
-            Self::TensorRt10_3 => tensorrt::RULES.iter().chain(&place::RULES).collect(),
+            Self::TensorRt10_3 => {
+                tensorrt::RULES.iter().chain(&operands::RULES).chain(&place::RULES).collect()
+            }
             Self::OnnxRuntimeCpu => onnxruntime::RULES.iter().chain(&place::RULES).collect(),
         }
     }

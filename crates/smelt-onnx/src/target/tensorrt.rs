@@ -212,13 +212,19 @@ fn mixed_types(subject: &Subject<'_>, found: &mut Findings) -> Judged {
         let inputs = node.inputs.iter().skip(*first);
         let mut typed = inputs.filter_map(|name| Some((name, subject.dtype(name)?)));
         let Some((one, dtype)) = typed.next() else { continue };
-        if let Some((other, second)) = typed.find(|(_, second)| *second != dtype) {
+        if let Some((other, second)) = typed.find(|(_, second)| clamped(*second) != clamped(dtype))
+        {
             let what =
                 format!("{one:?} is {dtype} and {other:?} is {second}, and it takes one type");
             found.error(label(node), what, "cast one of them, or export all in one type");
         }
     }
     Ok(())
+}
+
+/// As what values of a type come in: f64 becomes f32 there.
+fn clamped(dtype: ElementType) -> ElementType {
+    if dtype == ElementType::F64 { ElementType::F32 } else { dtype }
 }
 
 /// Inputs that the importers read when they build the network.

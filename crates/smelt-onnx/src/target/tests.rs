@@ -391,6 +391,57 @@ fn places_of_data() {
 }
 
 #[test]
+fn types_that_an_operator_does_not_take() {
+    const RULE: &str = "operand-type";
+    let truth = |w: &mut World| w.inline("truth", ElementType::Bool, &[1], vec![0]);
+    let of_truths = |w: &mut World| {
+        truth(w);
+        w.add("Mul", &["truth", "truth"], &[]);
+    };
+    error(of_truths, RULE, "Mul node \"EXTRA\"", "\"truth\" is bool, and it takes numbers");
+    let of_numbers = |w: &mut World| {
+        truth(w);
+        w.add("And", &["truth", "begin"], &[]);
+    };
+    error(of_numbers, RULE, "And node", "\"begin\" is i64, and it takes bool");
+    let places = |w: &mut World| {
+        w.add("Gather", &["begin", "normal"], &[]);
+    };
+    error(places, RULE, "Gather node", "\"normal\" is f32, and it takes i32 or i64");
+    let integers = |w: &mut World| {
+        w.add("Softmax", &["begin"], &[]);
+    };
+    error(integers, RULE, "Softmax node", "it takes floats");
+    let narrow = |w: &mut World| {
+        w.input("narrow", F16, Some(vec![Dim::Fixed(1)]));
+        w.add("Mod", &["narrow", "narrow"], &[("fmod", 0)]);
+    };
+    error(narrow, RULE, "Mod node", "without fmod");
+    let nothing = |w: &mut World| {
+        w.add("Cast", &["normal"], &[("to", 99)]);
+    };
+    error(nothing, RULE, "Cast node", "type 99");
+    let mut sound = world();
+    sound.add("Mod", &["normal", "normal"], &[("fmod", 1)]);
+    assert_eq!(findings(&sound.model, &sound.path(), Target::TensorRt10_3).unwrap(), []);
+}
+
+#[test]
+fn windows_with_gaps() {
+    let pool = |gap: i64| {
+        move |w: &mut World| {
+            let value = AttributeValue::Ints(vec![1, gap]);
+            let gaps = Attribute { name: "dilations".into(), value };
+            w.add("MaxPool", &["normal"], &[]).attributes.push(gaps);
+        }
+    };
+    error(pool(2), "pool-dilation", "MaxPool node \"EXTRA\"", "gaps");
+    let mut sound = world();
+    pool(1)(&mut sound);
+    assert_eq!(findings(&sound.model, &sound.path(), Target::TensorRt10_3).unwrap(), []);
+}
+
+#[test]
 fn onnxruntime_on_a_cpu() {
     let target = Target::OnnxRuntimeCpu;
     let product = |w: &mut World| {
