@@ -16,8 +16,8 @@ use smelt_backend::grid::Grid;
 use smelt_model::export::{GRIDS_FILE, GridList, GridsError};
 use smelt_onnx::{Dim, MODEL_FILE, Model, ValueInfo};
 use smelt_tensorrt::{
-    BuildRequest, Built, CompileError, Failure, Libraries, LibraryError, Network, Refusal, Session,
-    SessionError, Shapes, Shim, Step, Tensor,
+    BuildRequest, Built, CompileError, Failure, Libraries, LibraryError, Loader, Network, Refusal,
+    Session, SessionError, Shapes, Step, Tensor,
 };
 
 /// What `engine.json` calls such engines.
@@ -132,7 +132,7 @@ pub fn build(
     let sources = sources(onnx_dir)?;
     check_names(&sources, &options.sizes)?;
     progress("compiling the program that loads TensorRT");
-    let shim = Shim::compile(tools.scratch, tools.path)?;
+    let loader = Loader::compile(tools.scratch, tools.path)?;
     let write_error = |source| TensorRtError::Write { dir: out_dir.to_owned(), source };
     let mut plans = Vec::new();
     for source in &sources {
@@ -148,7 +148,7 @@ pub fn build(
             shapes,
         };
         // Each in a process of its own: what one has built before shows in the bytes of its next plan.
-        let mut session = Session::open(&shim, tools.libraries)?;
+        let mut session = Session::open(&loader, tools.libraries)?;
         let built = build_one(&mut session, &request, progress)?;
         let found = fs::metadata(&path).map_err(write_error)?.len();
         if found != built.bytes {

@@ -1,4 +1,4 @@
-//! What the shim says, a line of JSON each.
+//! What the loader says, a line of JSON each.
 
 use std::fmt;
 
@@ -69,13 +69,12 @@ impl Refusal {
         let says = |words: &str| self.text.contains(words);
         match self.code {
             3 => "look at the file, and at what it names beside it",
-            8 => NO_PLUGIN,
             _ if says("Plugin not found") => NO_PLUGIN,
             _ if says("same input types") || says("same type") => ONE_TYPE,
             _ if says("zero point") || says("zeroPoint") => {
                 "round without zero points: TensorRT takes symmetric levels alone"
             }
-            9 | 10 => "write the node another way",
+            8..=10 => "write the node another way",
             11 => ONE_TYPE,
             12 | 13 => "fix the sizes: set-batch, then fold-constants",
             _ => "",
@@ -148,7 +147,7 @@ pub struct Memory {
     pub refused_largest: u64,
 }
 
-/// A line of the shim's.
+/// A line of the loader's.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub(crate) enum Event {
@@ -172,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_shim_read() {
+    fn lines_of_the_loader_read() {
         let check = |line: &str, expect: Event| {
             assert_eq!(serde_json::from_str::<Event>(line).unwrap(), expect, "{line}");
         };

@@ -1,18 +1,18 @@
 //! Asks NVIDIA's TensorRT: whether its parser takes a graph, and for a plan of one.
 //!
 //! The library is what this machine has; nothing of the vendor's is linked or needed to build smelt.  A small program in
-//! C++ (`shim/`) loads it, compiled where it runs by the machine's own compiler.  It is a child that speaks JSON lines,
+//! C++ (`loader/`) loads it, compiled where it runs by the machine's own compiler.  It is a child that speaks JSON lines,
 //! so that a crash, a hang or an end for want of memory is the child's alone.  Knows nothing of pipelines, stores or
 //! what an engine's directory holds.
 
 mod event;
 mod library;
+mod loader;
 mod session;
-mod shim;
 
 pub use event::{Log, Memory, Refusal, Severity, Tensor};
 pub use library::{Libraries, LibraryError, VARIABLE, find, version};
+pub use loader::{COMPILER_CURE, CompileError, Loader, compiler};
 pub use session::{
     Answer, BuildRequest, Built, Failure, Network, Session, SessionError, Shapes, Step,
 };
-pub use shim::{COMPILER_CURE, CompileError, Shim, compiler};

@@ -1,4 +1,4 @@
-//! Holds a conversation with the shim: one request, its events, the next request.
+//! Holds a conversation with the loader: one request, its events, the next request.
 //!
 //! What the child does wrong is data; `Err` means that there is no conversation any more.  Dropping a session ends its
 //! child, whatever that is doing.
@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 
 use crate::event::{Event, Log, Memory, Refusal, Severity, Tensor, words};
 use crate::library::Libraries;
-use crate::shim::{Shim, first_lines};
+use crate::loader::{Loader, first_lines};
 
 /// An event lists the inputs of a graph, each a few hundred bytes: of ten thousand there is room.
 const LINE_BYTES_MAX: u64 = 4 << 20;
-/// Events that wait to be heard; the shim waits where there are more.
+/// Events that wait to be heard; the loader waits where there are more.
 const EVENTS_MAX: usize = 256;
 /// The end of what a child said besides events.
 const SAID_BYTES_MAX: usize = 8 << 10;
@@ -39,10 +39,10 @@ const ERRORS_MAX: usize = 16;
 /// Why there is no conversation.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The shim does not start.
+    /// The loader does not start.
     #[error("cannot start {}: {source}", program.display())]
     Start {
-        /// The shim.
+        /// The loader.
         program: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -52,7 +52,7 @@ pub enum SessionError {
     Library {
         /// Its file.
         library: PathBuf,
-        /// What the loader or the shim said.
+        /// What it or the loader said.
         why: String,
     },
     /// It ended in the middle of a request.
@@ -178,7 +178,7 @@ pub struct Step<'a> {
     pub all: i64,
 }
 
-/// A shim that has loaded the library.
+/// A loader that has loaded the library.
 #[derive(Debug)]
 pub struct Session {
     child: Child,
@@ -190,12 +190,12 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts the shim and has it load the libraries.
+    /// Starts the loader and has it load the libraries.
     ///
     /// # Errors
     /// When it does not start, or the libraries do not load or are of a version that is not known.
-    pub fn open(shim: &Shim, libraries: &Libraries) -> Result<Self, SessionError> {
-        let mut session = Self::start(&shim.program())?;
+    pub fn open(loader: &Loader, libraries: &Libraries) -> Result<Self, SessionError> {
+        let mut session = Self::start(&loader.program())?;
         let Libraries { core, parser } = libraries;
         session.send(&json!({ "library": core, "parser": parser }));
         let failed = |why| SessionError::Library { library: core.clone(), why };
@@ -249,7 +249,7 @@ impl Session {
         loop {
             match self.next("parsed", CHECK_MAX)? {
                 Event::Message(log) => answer.logs.push(log),
-                Event::Refused(refusal) => answer.refusals.push(refusal),
+                Event::Refused(refusal) => add(&mut answer.refusals, refusal),
                 Event::Parsed { layers, inputs, outputs } => {
                     answer.network = Some(Network { layers, inputs, outputs });
                 }
@@ -334,7 +334,7 @@ impl Session {
         let said = self.said.lock().map(|said| first_lines(&said)).unwrap_or_default();
         match self.child.wait() {
             Ok(status) => SessionError::Ended { status, doing, said },
-            Err(source) => SessionError::Start { program: PathBuf::from("the shim"), source },
+            Err(source) => SessionError::Start { program: PathBuf::from("the loader"), source },
         }
     }
 }
@@ -363,7 +363,7 @@ impl Course {
     fn hear(&mut self, event: Event) -> Result<(), SessionError> {
         match event {
             Event::Message(log) => self.logs.push(log),
-            Event::Refused(refusal) => self.refusals.push(refusal),
+            Event::Refused(refusal) => add(&mut self.refusals, refusal),
             Event::Parsed { layers, inputs, outputs } => {
                 self.network = Network { layers, inputs, outputs };
             }
@@ -401,6 +401,13 @@ impl Course {
             },
         };
         Ok(Err(failure))
+    }
+}
+
+/// The parser says of some nodes twice what is wrong with them.
+fn add(refusals: &mut Vec<Refusal>, refusal: Refusal) {
+    if !refusals.contains(&refusal) {
+        refusals.push(refusal);
     }
 }
 

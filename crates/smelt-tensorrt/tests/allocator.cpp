@@ -1,4 +1,4 @@
-// Asks the shim's allocator for memory of a device that is made up.
+// Asks the loader's allocator for memory of a device that is made up.
 
 #include "allocator.hpp"
 
@@ -31,10 +31,10 @@ void hold(const char* what, uint64_t found, uint64_t expected) {
 }  // namespace
 
 int main() {
-    shim::Memory device;
+    loader::Memory device;
     device.allocate = allocate;
     device.free = give_back;
-    shim::CountingAllocator limited(device, 100);
+    loader::CountingAllocator limited(device, 100);
     vendor::GpuAllocator& as_tensorrt_sees_it = limited;
     void* first = as_tensorrt_sees_it.allocate_async(50, 256, 0, nullptr);
     hold("the first request's", first != nullptr, true);
@@ -46,7 +46,7 @@ int main() {
     hold("given back twice", limited.deallocate(first), false);
     hold("nothing given back", limited.deallocate(nullptr), true);
     hold("one where there is room again", limited.allocate(50, 256, 0) != nullptr, true);
-    const shim::Counts counts = limited.counts();
+    const loader::Counts counts = limited.counts();
     hold("requests", counts.requests, 1004);
     hold("refused", counts.refused, 1001);
     hold("held at most", counts.held_most, 100);
@@ -54,10 +54,10 @@ int main() {
     hold("the largest that fitted nowhere", counts.refused_largest, UINT64_MAX);
 
     // A full device, then none: a refusal each, of this kind.
-    shim::CountingAllocator free_of_limits(device, 0);
+    loader::CountingAllocator free_of_limits(device, 0);
     hold("the device's last", free_of_limits.allocate(1, 256, 0) != nullptr, true);
     for (int at = 0; at < 2; ++at) hold("a full device's", free_of_limits.allocate(1, 256, 0) == nullptr, true);
-    shim::CountingAllocator without_device(shim::Memory{}, 0);
+    loader::CountingAllocator without_device(loader::Memory{}, 0);
     hold("no device's", without_device.allocate(1, 256, 0) == nullptr, true);
     return wrong;
 }

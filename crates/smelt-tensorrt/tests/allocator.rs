@@ -13,7 +13,7 @@ fn memory_is_counted_and_refused_over_the_limit() {
         .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(&program)
         .arg(format!("{root}/tests/allocator.cpp"))
-        .arg(format!("-I{root}/shim"))
+        .arg(format!("-I{root}/loader"))
         .args(["-ldl", "-pthread"])
         .output()
         .unwrap();

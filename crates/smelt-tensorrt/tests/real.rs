@@ -227,7 +227,7 @@ fn a_child_ends_with_who_asked() {
     assert!(!Path::new(&format!("/proc/{child}")).exists(), "a session's child outlives it");
 
     // Whoever dies without a word closes the pipe, in the middle of a build too.
-    let mut alone = Command::new(world.shim.program())
+    let mut alone = Command::new(world.loader.program())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use smelt_tensorrt::{Libraries, Session, SessionError, Shim};
+use smelt_tensorrt::{Libraries, Loader, Session, SessionError};
 
-use crate::world::shim;
+use crate::world::loader;
 
 /// What both libraries give out, for one to take away from or change.
 const ENTRY_POINTS: &str = r#"
@@ -31,9 +31,9 @@ fn library(folder: &Path, version: u32, builder: &str) -> Libraries {
 }
 
 fn opened(version: u32, builder: &str) -> (Result<Session, SessionError>, tempfile::TempDir) {
-    let (scratch, shim) = shim();
+    let (scratch, loader) = loader();
     let libraries = library(scratch.path(), version, builder);
-    (Session::open(&shim, &libraries), scratch)
+    (Session::open(&loader, &libraries), scratch)
 }
 
 const BUILDER: &str = "extern \"C\" void* createInferBuilder_INTERNAL";
@@ -54,10 +54,10 @@ fn a_library_that_is_another_is_refused() {
     let (refused, _scratch) = opened(10_701, "");
     let Err(SessionError::Library { why, .. }) = refused else { panic!("{refused:?}") };
     assert!(why.contains("entry points"), "{why}");
-    let (_scratch, shim) = shim();
+    let (_scratch, loader) = loader();
     let nowhere = PathBuf::from("/nowhere/libtensorrt_rtx.so.1");
     let libraries = Libraries { core: nowhere.clone(), parser: nowhere };
-    let refused = Session::open(&shim, &libraries).unwrap_err().to_string();
+    let refused = Session::open(&loader, &libraries).unwrap_err().to_string();
     assert!(refused.starts_with("/nowhere/libtensorrt_rtx.so.1 cannot be used"), "{refused}");
 }
 
@@ -85,13 +85,14 @@ fn libraries_that_end_make_noise_or_give_nothing_are_told_apart() {
 #[test]
 fn without_a_compiler_there_is_a_line_that_says_the_cure() {
     let folder = tempfile::tempdir().unwrap();
-    let none = Shim::compile(folder.path(), folder.path().as_os_str()).unwrap_err().to_string();
+    let none = Loader::compile(folder.path(), folder.path().as_os_str()).unwrap_err().to_string();
     assert!(none.contains("apt install g++"), "{none}");
     let compiler = folder.path().join("c++");
     fs::write(&compiler, "#!/bin/sh\necho 'no such standard' >&2\nexit 1\n").unwrap();
     let executable = Command::new("chmod").arg("+x").arg(&compiler).status();
     assert!(executable.unwrap().success());
-    let refused = Shim::compile(folder.path(), folder.path().as_os_str()).unwrap_err().to_string();
+    let refused =
+        Loader::compile(folder.path(), folder.path().as_os_str()).unwrap_err().to_string();
     assert!(
         refused.contains("does not compile") && refused.contains("no such standard"),
         "{refused}"

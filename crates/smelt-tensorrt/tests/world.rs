@@ -1,10 +1,10 @@
-//! Finds the library, compiles the shim, and opens sessions.
+//! Finds the library, compiles the loader, and opens sessions.
 
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use smelt_tensorrt::{Libraries, Session, Shim, find};
+use smelt_tensorrt::{Libraries, Loader, Session, find};
 use tempfile::TempDir;
 
 /// A golden's file.
@@ -17,17 +17,17 @@ pub(crate) fn path() -> OsString {
     env::var_os("PATH").unwrap()
 }
 
-/// The shim, and the folder that it is compiled in.
-pub(crate) fn shim() -> (TempDir, Shim) {
+/// The loader, and the folder that it is compiled in.
+pub(crate) fn loader() -> (TempDir, Loader) {
     let scratch = TempDir::new().unwrap();
-    let shim = Shim::compile(scratch.path(), &path()).unwrap();
-    (scratch, shim)
+    let loader = Loader::compile(scratch.path(), &path()).unwrap();
+    (scratch, loader)
 }
 
 /// The real library, loaded.
 pub(crate) struct World {
     pub(crate) scratch: TempDir,
-    pub(crate) shim: Shim,
+    pub(crate) loader: Loader,
     pub(crate) libraries: Libraries,
 }
 
@@ -36,8 +36,8 @@ impl World {
     pub(crate) fn new() -> Option<Self> {
         match find(&|name| env::var_os(name)) {
             Ok(libraries) => {
-                let (scratch, shim) = shim();
-                Some(Self { scratch, shim, libraries })
+                let (scratch, loader) = loader();
+                Some(Self { scratch, loader, libraries })
             }
             Err(why) => {
                 eprintln!("NOT TESTED: {why}");
@@ -47,7 +47,7 @@ impl World {
     }
 
     pub(crate) fn session(&self) -> Session {
-        Session::open(&self.shim, &self.libraries).unwrap()
+        Session::open(&self.loader, &self.libraries).unwrap()
     }
 
     /// A file that is not there yet.

@@ -298,7 +298,7 @@ mod tests {
         let rtx = backend("tensorrt-rtx");
         check(&[rtx.clone(), target("sm86")], None);
         check(&[rtx.clone(), target("cpu")], Some((TARGET, "sm75, sm80, sm86")));
-        check(&[rtx.clone()], Some((TARGET, "\"cpu\" is none of")));
+        check(std::slice::from_ref(&rtx), Some((TARGET, "\"cpu\" is none of")));
         check(&[rtx.clone(), target("cuda-sm87")], Some((TARGET, "builds for")));
         check(&[backend("native"), target("sm86")], Some((TARGET, "tensorrt-rtx")));
         check(&[backend("onnxruntime"), target("sm86")], Some((TARGET, "tensorrt-rtx")));

@@ -4,7 +4,7 @@ use std::env;
 use std::path::Path;
 
 use smelt_onnx::target::{Finding, Severity};
-use smelt_tensorrt::{CompileError, Log, Refusal, Session, SessionError, Shim, find};
+use smelt_tensorrt::{CompileError, Loader, Log, Refusal, Session, SessionError, find};
 
 use crate::exit::{Exit, Failed};
 
@@ -16,11 +16,11 @@ pub(super) fn findings(file: &Path) -> Result<Vec<Finding>, Failed> {
     let fit = |error: &dyn std::fmt::Display| Failed::new(Exit::DoesNotFit, error);
     let libraries = find(&|name| env::var_os(name)).map_err(|error| fit(&error))?;
     let path = env::var_os("PATH").unwrap_or_default();
-    let shim = Shim::compile(&env::temp_dir(), &path).map_err(|error| match error {
+    let loader = Loader::compile(&env::temp_dir(), &path).map_err(|error| match error {
         CompileError::Io { .. } => Failed::new(Exit::StageFailed, error),
         error => fit(&error),
     })?;
-    let mut session = Session::open(&shim, &libraries).map_err(|error| match error {
+    let mut session = Session::open(&loader, &libraries).map_err(|error| match error {
         SessionError::Library { .. } => fit(&error),
         error => Failed::new(Exit::StageFailed, error),
     })?;

@@ -13,7 +13,7 @@
 #include "json.hpp"
 #include "vendor.hpp"
 
-namespace shim {
+namespace loader {
 
 // Refusals are told one by one up to here; a builder that tries thousands of kernels may meet as many.
 constexpr uint64_t REFUSALS_TOLD_MAX = 64;
@@ -98,4 +98,4 @@ private:
     Counts counts_;
 };
 
-}  // namespace shim
+}  // namespace loader

@@ -20,7 +20,7 @@
 #include "json.hpp"
 #include "vendor.hpp"
 
-namespace shim {
+namespace loader {
 
 using vendor::Handle;
 using vendor::work;
@@ -367,12 +367,10 @@ bool part_outputs() {
     return json::Event::out() && dup2(STDERR_FILENO, STDOUT_FILENO) >= 0;
 }
 
-}  // namespace shim
+}  // namespace loader
 
-#ifndef SMELT_SHIM_IS_TESTED
 int main() {
-    if (!shim::part_outputs()) return 1;
-    const int code = shim::serve();
+    if (!loader::part_outputs()) return 1;
+    const int code = loader::serve();
     _exit(code);
 }
-#endif

@@ -13,15 +13,15 @@ use tempfile::TempDir;
 
 /// The sources; the first is what is compiled.
 const SOURCES: [(&str, &str); 4] = [
-    ("shim.cpp", include_str!("../shim/shim.cpp")),
-    ("allocator.hpp", include_str!("../shim/allocator.hpp")),
-    ("json.hpp", include_str!("../shim/json.hpp")),
-    ("vendor.hpp", include_str!("../shim/vendor.hpp")),
+    ("loader.cpp", include_str!("../loader/loader.cpp")),
+    ("allocator.hpp", include_str!("../loader/allocator.hpp")),
+    ("json.hpp", include_str!("../loader/json.hpp")),
+    ("vendor.hpp", include_str!("../loader/vendor.hpp")),
 ];
 /// Names of compilers, the one that every distribution has first.
 const COMPILERS: [&str; 3] = ["c++", "g++", "clang++"];
 /// C++17 is what g++ of JetPack 5 knows; the libraries stand apart in glibc before 2.34, which it has.
-const FLAGS: [&str; 5] = ["-std=c++17", "-O1", "-o", "shim", "shim.cpp"];
+const FLAGS: [&str; 5] = ["-std=c++17", "-O1", "-o", "loader", "loader.cpp"];
 const LIBRARIES: [&str; 2] = ["-ldl", "-pthread"];
 /// What is wrong stands in a compiler's first lines.
 const SAID_BYTES_MAX: usize = 2000;
@@ -29,7 +29,7 @@ const SAID_BYTES_MAX: usize = 2000;
 /// The command that brings a compiler here.
 pub const COMPILER_CURE: &str = "sudo apt update && sudo apt install g++";
 
-/// Why there is no shim.
+/// Why there is no loader.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     /// No compiler of C++ is in `PATH`.
@@ -63,11 +63,11 @@ pub fn compiler(path: &std::ffi::OsStr) -> Option<PathBuf> {
 
 /// The program, compiled.
 #[derive(Debug)]
-pub struct Shim {
+pub struct Loader {
     folder: TempDir,
 }
 
-impl Shim {
+impl Loader {
     /// Compiles it in a new folder in `scratch`, with a compiler that `path`, as in `PATH`, leads to.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl Shim {
     pub fn compile(scratch: &Path, path: &std::ffi::OsStr) -> Result<Self, CompileError> {
         let compiler = compiler(path).ok_or(CompileError::NoCompiler)?;
         let io_error = |source| CompileError::Io { folder: scratch.to_owned(), source };
-        let folder = tempfile::Builder::new().prefix("tensorrt-shim-").tempdir_in(scratch);
+        let folder = tempfile::Builder::new().prefix("tensorrt-loader-").tempdir_in(scratch);
         let folder = folder.map_err(io_error)?;
         for (name, text) in SOURCES {
             fs::write(folder.path().join(name), text).map_err(io_error)?;
@@ -100,7 +100,7 @@ impl Shim {
 
     /// The program's file.
     pub fn program(&self) -> PathBuf {
-        self.folder.path().join("shim")
+        self.folder.path().join("loader")
     }
 }
 
