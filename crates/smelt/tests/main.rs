@@ -48,6 +48,7 @@ mod stress;
 mod strict;
 mod surgery;
 mod survival;
+mod tensorrt;
 mod terminal;
 mod text;
 mod tokens;
