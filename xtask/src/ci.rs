@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{
     bench, cma, conformance, cross, fetch, onnxruntime, operation, power_cuts, root, tidy,
-    unchanged, walks,
+    toolchains, unchanged, walks,
 };
 
 /// Steps that need nothing but cargo.
@@ -48,7 +48,8 @@ const INPUTS: [&str; 8] =
 type CheckFn = (&'static str, &'static [&'static str], fn() -> Result<bool>);
 
 /// Checks of our own, in their order; `cma` goes on from what `aarch64` built.
-const OWN: [CheckFn; 10] = [
+const OWN: [CheckFn; 11] = [
+    ("toolchains", &[], || ran(toolchains::quick())),
     ("onnxruntime", &[], || ran(onnxruntime::run())),
     ("conformance", &[], || ran(conformance::run())),
     ("bench cpu", &[], || ran(bench::cpu::run(&["--smoke"]))),

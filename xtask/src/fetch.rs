@@ -3,7 +3,9 @@
 
 use anyhow::{Context, Result};
 
-use crate::{cma, conformance, cross, debian, nvrtc, onnxruntime, operation, power_cuts, target};
+use crate::{
+    cma, conformance, cross, debian, nvrtc, onnxruntime, operation, power_cuts, target, toolchains,
+};
 
 /// What tests are told, by the names of variables.
 pub(crate) type Variables = Vec<(&'static str, String)>;
@@ -36,6 +38,7 @@ pub(crate) fn for_tests() -> Result<Variables> {
         ("SMELT_ONNXRUNTIME", library.to_str().context(text)?.to_owned()),
         // Kernels are compiled by both, and kept by content: what did not change takes no time.
         ("SMELT_NVRTC", nvrtc::libraries()?),
+        ("SMELT_TENSORRT_RTX", toolchains::library()?),
         ("SMELT_KEPT_KERNELS", target().join("kernels").to_str().context(text)?.to_owned()),
     ])
 }

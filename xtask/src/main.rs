@@ -1,5 +1,5 @@
 //! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `cuda`, `demo`, `fit`, `fuzz`, `llama`, `mutants`,
-//! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`,
+//! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `toolchains`,
 //! `transformers`, `walks`.
 
 mod bench;
@@ -32,6 +32,7 @@ mod server;
 mod shapes;
 mod soak;
 mod tidy;
+mod toolchains;
 mod transformers;
 mod unchanged;
 mod walks;
@@ -39,7 +40,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench bundle|bench router|cma|conformance|cuda|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|transformers|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench bundle|bench router|cma|conformance|cuda|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -113,6 +114,9 @@ const USAGE: &str =
          pictures of all shapes shown to random models of true size, llama, sanitize, exhausted contiguous memory,
          another kernel, 200 power cuts, fuzz, then mutants; or those that are named
   tidy   what compilers do not check: crate edges, file headers, pipelines, pages
+  toolchains
+         vendors' tools that run here without their devices: TensorRT for RTX, and the headers that the shim is held to;
+         what is run, a stand-in or projected
   transformers
          tiny models that see, written for other tools in every format, opened and asked by transformers (5 GB of packages)
   walks  every command of the README as it stands, answers included; models that only a hub has are
@@ -157,6 +161,7 @@ fn main() -> ExitCode {
         ["shapes", ref rest @ ..] => shapes::run(rest),
         ["soak", ref rest @ ..] => soak::run(rest),
         ["tidy"] => tidy::run(),
+        ["toolchains"] => toolchains::run(),
         ["transformers"] => transformers::run(),
         ["walks"] => walks::run(),
         _ => {

@@ -1,4 +1,4 @@
-// Holds what the shim declares of TensorRT to the vendor's headers: places in tables, layouts of what is passed,
+// Holds what the loader declares of TensorRT to the vendor's headers: places in tables, layouts of what is passed,
 // values of enums.  Compiled against one version's headers, it looks at the row of its generation; it prints what
 // differs and ends with 1, or says how much it compared.
 
