@@ -131,13 +131,14 @@ pub fn build(
 ) -> Result<Vec<PathBuf>, TensorRtError> {
     let sources = sources(onnx_dir)?;
     check_names(&sources, &options.sizes)?;
+    let shaped = |source: Source| shapes(&source.model, &options.sizes).map(|all| (source, all));
+    let sources = sources.into_iter().map(shaped).collect::<Result<Vec<_>, _>>()?;
     progress("compiling the program that loads TensorRT");
     let loader = Loader::compile(tools.scratch, tools.path)?;
     let write_error = |source| TensorRtError::Write { dir: out_dir.to_owned(), source };
     let mut plans = Vec::new();
-    for source in &sources {
+    for (source, shapes) in sources {
         let path = out_dir.join(&source.plan);
-        let shapes = shapes(&source.model, &options.sizes)?;
         let request = BuildRequest {
             onnx: &source.path,
             plan: &path,
@@ -154,7 +155,7 @@ pub fn build(
         if found != built.bytes {
             return Err(TensorRtError::Short { path, found, given: built.bytes });
         }
-        plans.push(PlanFile::new(source, &built.network, request.shapes, built.bytes));
+        plans.push(PlanFile::new(&source, &built.network, request.shapes, built.bytes));
     }
     let files = plans.iter().map(|plan| out_dir.join(&plan.file)).collect();
     let engine = EngineFile::new(options, tools.version.clone(), plans);

@@ -164,6 +164,53 @@ fn what_a_pipeline_says_wrongly_is_named_with_its_field() {
 }
 
 #[test]
+fn a_deployment_of_plans_is_refused_before_anything_is_built() {
+    let world = World::new("");
+    let folder = world.path("libraries");
+    fs::create_dir(&folder).unwrap();
+    for name in ["libtensorrt_rtx.so.1", "libtensorrt_onnxparser_rtx.so.1"] {
+        fs::write(folder.join(name), "").unwrap();
+    }
+    world.write(
+        "p.toml",
+        r#"
+smelt = 1
+name = "t"
+[stage.checkpoint]
+kind = "source"
+from = "synthetic:internvl3-tiny"
+[stage.graph]
+kind = "onnx-export"
+checkpoint = "checkpoint"
+part = "vision"
+dtype = "f16"
+[stage.vision]
+kind = "engine-build"
+onnx = "graph"
+backend = "tensorrt-rtx"
+target = "sm86"
+sizes = { tiles = "1,1,4" }
+[stage.llm]
+kind = "llm-engine-build"
+checkpoint = "checkpoint"
+[stage.deployment]
+kind = "deployment"
+checkpoint = "checkpoint"
+vision = "vision"
+llm = "llm"
+"#,
+    );
+    let plan = ended(world.command(&["plan", "p.toml"]).env(VARIABLE, &folder));
+    let why = "deployment will be refused: the vision engine is of backend = \"tensorrt-rtx\"";
+    assert!(
+        plan.stdout.contains(why) || plan.stderr.contains(why),
+        "{}{}",
+        plan.stdout,
+        plan.stderr
+    );
+}
+
+#[test]
 fn sizes_that_the_graph_does_not_have_are_refused_by_name() {
     if !is_here() {
         return;

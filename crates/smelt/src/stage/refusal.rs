@@ -12,6 +12,7 @@ use smelt_model::checkpoint::{Checkpoint, INDEX_FILE, WEIGHTS_FILE};
 use smelt_model::model::Model;
 use smelt_model::quantize::check_unpacked;
 use smelt_plan::kind::deployment::Deployment;
+use smelt_plan::kind::engine_build::{EngineBuild, GraphBackend};
 use smelt_plan::kind::llm_engine_build::LlmEngineBuild;
 use smelt_plan::kind::quantize::Quantize;
 use smelt_plan::kind::words::KvForm;
@@ -49,6 +50,9 @@ pub(super) fn of_rounding(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Optio
 
 /// Why a deployment will be refused; one without a decoder has no chat template and no context.
 pub(super) fn of_deployment(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+    if let Some(why) = unrun(checkpoints.plan, stage) {
+        return Some(why);
+    }
     input(checkpoints.plan, stage, "llm")?;
     let known = || checkpoints.model(stage).ok().flatten();
     let of_model =
@@ -99,6 +103,19 @@ fn too_wide(stage: &Stage, model: &Model) -> Option<String> {
     let target = kind::typed::<LlmEngineBuild>(&stage.params).ok()?.target;
     CudaTarget::parse(target.word())?;
     HeadShape::check(model.llm.as_ref()?.head_dim).err()
+}
+
+/// An engine that smelt has built, and that nothing of it runs.
+fn unrun(plan: &Plan, stage: &Stage) -> Option<String> {
+    let is_unrun = |field: &&str| {
+        let engine = input(plan, stage, field).map(|(_, engine)| engine);
+        let backend = engine.and_then(|engine| kind::typed::<EngineBuild>(&engine.params).ok());
+        backend.is_some_and(|engine| engine.backend == GraphBackend::TensorRtRtx)
+    };
+    let field = ["vision", "encoder"].into_iter().find(is_unrun)?;
+    Some(format!(
+        "the {field} engine is of backend = \"tensorrt-rtx\", whose plans smelt builds and does not run yet"
+    ))
 }
 
 /// A form of keys and values that the engine's target does not keep.

@@ -1,7 +1,6 @@
 //! `engine-build` by TensorRT for RTX: finds what it needs, builds, and looks at every plan.
 
 use std::env;
-use std::ffi::OsString;
 
 use smelt_engine_build::tensorrt::{Options, TensorRtError, Tools, build};
 use smelt_exec::file_fault;
@@ -25,7 +24,7 @@ pub(super) fn run(request: &Request, params: &EngineBuild, target: u32) -> Resul
         libraries: &libraries,
         version: version.unwrap_or_else(|| "unknown".to_owned()),
         scratch: &env::temp_dir(),
-        path: &env::var_os("PATH").unwrap_or_else(OsString::new),
+        path: &env::var_os("PATH").unwrap_or_default(),
     };
     say(&format!("TensorRT for RTX {} of {}", tools.version, libraries.core.display()));
     let plans = build(request.input("onnx")?, &options, &tools, &request.out, &mut say);
