@@ -294,7 +294,7 @@ impl Standing {
     }
 }
 
-/// Looks up every stage, as far as keys can be known; those of which they cannot, by their recipes.
+/// Looks up every stage, as far as keys can be known.
 pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>)>, Failed> {
     let Loaded { plan, store, .. } = loaded;
     let mut digests: Vec<Option<Digest>> = vec![None; plan.len()];
@@ -308,16 +308,8 @@ pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>
             continue;
         }
         if let Some(missing) = stage.needs().find(|need| digests[need.index()].is_none()) {
-            let last = lasts[id.index()];
-            // What came in a bundle is there without what it was made of.
-            let found = last.map(|key| store.lookup(&key)).transpose()?.and_then(Lookup::hit);
-            if let Some(output) = found {
-                digests[id.index()] = Some(output.digest);
-                let (path, digest) = (output.path().to_owned(), output.digest);
-                standings.push((Standing::Hit { path, digest }, last));
-                continue;
-            }
             let until = root_of(&standings, missing);
+            let last = lasts[id.index()];
             standings.push((Standing::Unknown { until, last }, None));
             continue;
         }
@@ -369,16 +361,28 @@ pub(crate) fn output(
     loaded: &Loaded,
     stage: StageId,
 ) -> Result<PathBuf, Failed> {
-    let (standing, _) = standings(loaded)?.swap_remove(stage.index());
-    match standing {
-        Standing::Hit { path, .. } => Ok(path),
-        Standing::Miss(_) | Standing::Unknown { .. } => Err(Failed::new(
+    outputs(loaded)?.swap_remove(stage.index()).ok_or_else(|| {
+        Failed::new(
             Exit::StageFailed,
             format!(
                 "stage \"{}\" is not built; build it with: smelt run {}",
                 loaded.plan.stage(stage).name,
                 asked(flags)
             ),
-        )),
-    }
+        )
+    })
+}
+
+/// Where the output of each stage lies that is there.  What its recipe led to counts although what it was made of is
+/// not there, as where it came in a bundle.
+pub(crate) fn outputs(loaded: &Loaded) -> Result<Vec<Option<PathBuf>>, Failed> {
+    let path = |(standing, _)| match standing {
+        Standing::Hit { path, .. } => Ok(Some(path)),
+        Standing::Unknown { last: Some(key), .. } => {
+            let found = loaded.store.lookup(&key)?.hit();
+            Ok(found.map(|output| output.path().to_owned()))
+        }
+        Standing::Miss(_) | Standing::Unknown { last: None, .. } => Ok(None),
+    };
+    standings(loaded)?.into_iter().map(path).collect()
 }

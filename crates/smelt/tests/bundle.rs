@@ -116,7 +116,7 @@ fn each_side_builds_what_is_its_own() {
     let on = |world: &World, side: &str| {
         let ended = world.smelt(&["run", "p.toml", "--json", "--on", side]);
         let report: Value = serde_json::from_str(&ended.stdout).unwrap_or_default();
-        let statuses = report["stages"].is_array().then(|| statuses(&report)).unwrap_or_default();
+        let statuses = if report.is_null() { Vec::new() } else { statuses(&report) };
         (ended, statuses)
     };
     let carry = |from: &World, to: &World, stage: &str| {

@@ -19,7 +19,7 @@ use crate::carried;
 use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
-use crate::load::{self, Access, Loaded, Standing};
+use crate::load::{self, Access, Loaded};
 use crate::model_name::{ModelName, ModelSource, Place, Present, is_gguf};
 use crate::pins;
 
@@ -337,13 +337,10 @@ impl Asked {
         if wanted.is_empty() {
             wanted = last(plan);
         }
-        let standings = load::standings(&self.loaded)?;
+        let outputs = load::outputs(&self.loaded)?;
         let of = |stage: StageId| {
-            let tree = match &standings[stage.index()].0 {
-                Standing::Hit { path, .. } => in_store(path, root),
-                Standing::Miss(_) | Standing::Unknown { .. } => None,
-            };
-            Some(Sealed { tree: tree?, recipe: Some(plan.stage(stage).recipe_key) })
+            let tree = in_store(outputs[stage.index()].as_ref()?, root)?;
+            Some(Sealed { tree, recipe: Some(plan.stage(stage).recipe_key) })
         };
         if is_all {
             return Ok(wanted.into_iter().filter_map(of).collect());
