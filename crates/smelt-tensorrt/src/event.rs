@@ -7,7 +7,7 @@ use serde::Deserialize;
 /// How bad a message of TensorRT's is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Severity {
+pub enum LogSeverity {
     /// It cannot go on.
     Error,
     /// It goes on.
@@ -18,7 +18,7 @@ pub enum Severity {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Log {
     /// How bad it is.
-    pub severity: Severity,
+    pub severity: LogSeverity,
     /// As it stands, cut where it is long.
     pub text: String,
 }
@@ -134,7 +134,7 @@ impl Tensor {
 /// What a builder asked of a GPU's memory, in bytes but for counts.  All is 0 of one that touches no GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Memory {
+pub struct MemoryAsked {
     /// How often it asked.
     pub requests: u64,
     /// How often it was refused.
@@ -159,7 +159,7 @@ pub(crate) enum Event {
     Step { name: String, step: i64 },
     Steps { count: i64 },
     MemoryRefused { bytes: u64, held: u64, by: String },
-    Memory(Memory),
+    Memory(MemoryAsked),
     Cancelled {},
     Failed { what: String, why: String },
     Built { bytes: u64 },
@@ -179,7 +179,7 @@ mod tests {
         check(r#"{"event":"done","well":false}"#, Event::Done { well: false });
         let version = r#"{"event":"loaded","version":10701,"parser-version":200}"#;
         check(version, Event::Loaded { version: 10701, parser_version: 200 });
-        let log = Log { severity: Severity::Warning, text: "w".to_owned() };
+        let log = Log { severity: LogSeverity::Warning, text: "w".to_owned() };
         check(r#"{"event":"message","severity":"warning","text":"w"}"#, Event::Message(log));
         assert!(serde_json::from_str::<Event>(r#"{"event":"other"}"#).is_err());
     }

@@ -10,9 +10,9 @@ mod library;
 mod loader;
 mod session;
 
-pub use event::{Log, Memory, Refusal, Severity, Tensor};
+pub use event::{Log, LogSeverity, MemoryAsked, Refusal, Tensor};
 pub use library::{Libraries, LibraryError, VARIABLE, find, version};
 pub use loader::{COMPILER_CURE, CompileError, Loader, compiler};
 pub use session::{
-    Answer, BuildRequest, Built, Failure, Network, Session, SessionError, Shapes, Step,
+    BuildRequest, Built, Failure, Network, ParserAnswer, Session, SessionError, Shapes, Step,
 };

@@ -3,6 +3,7 @@
 //! What the child does wrong is data; `Err` means that there is no conversation any more.  Dropping a session ends its
 //! child, whatever that is doing.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::ControlFlow;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::event::{Event, Log, Memory, Refusal, Severity, Tensor, words};
+use crate::event::{Event, Log, LogSeverity, MemoryAsked, Refusal, Tensor, words};
 use crate::library::Libraries;
 use crate::loader::{Loader, first_lines};
 
@@ -91,7 +92,7 @@ pub struct Network {
 
 /// What the parser says of a graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct ParserAnswer {
     /// The network, where it takes the graph.
     pub network: Option<Network>,
     /// Why not, or what it found on the way.
@@ -138,7 +139,7 @@ pub struct Built {
     /// What it was made of.
     pub network: Network,
     /// What of a GPU's memory was asked for on the way.
-    pub memory: Memory,
+    pub memory: MemoryAsked,
     /// How often the builder said that it goes on.
     pub steps: i64,
     /// Warnings.
@@ -159,7 +160,7 @@ pub enum Failure {
         /// Its errors, the first ones.
         errors: Vec<String>,
         /// What of a GPU's memory was asked for on the way.
-        memory: Memory,
+        memory: MemoryAsked,
     },
     /// The plan cannot be written.
     Write(String),
@@ -197,7 +198,7 @@ impl Session {
     pub fn open(loader: &Loader, libraries: &Libraries) -> Result<Self, SessionError> {
         let mut session = Self::start(&loader.program())?;
         let Libraries { core, parser } = libraries;
-        session.send(&json!({ "library": core, "parser": parser }));
+        session.send(&json!({ "library": text(core), "parser": text(parser) }));
         let failed = |why| SessionError::Library { library: core.clone(), why };
         match session.next("loaded the library", LOAD_MAX)? {
             Event::Loaded { version, .. } => {
@@ -243,9 +244,9 @@ impl Session {
     ///
     /// # Errors
     /// When the child ends, says nothing any more, or something odd.
-    pub fn check(&mut self, onnx: &Path) -> Result<Answer, SessionError> {
-        self.send(&json!({ "do": "check", "onnx": onnx }));
-        let mut answer = Answer::default();
+    pub fn check(&mut self, onnx: &Path) -> Result<ParserAnswer, SessionError> {
+        self.send(&json!({ "do": "check", "onnx": text(onnx) }));
+        let mut answer = ParserAnswer::default();
         loop {
             match self.next("parsed", CHECK_MAX)? {
                 Event::Message(log) => answer.logs.push(log),
@@ -352,7 +353,7 @@ struct Course {
     network: Network,
     refusals: Vec<Refusal>,
     logs: Vec<Log>,
-    memory: Memory,
+    memory: MemoryAsked,
     steps: i64,
     bytes: Option<u64>,
     failed: Option<(String, String)>,
@@ -412,7 +413,7 @@ fn add(refusals: &mut Vec<Refusal>, refusal: Refusal) {
 }
 
 fn errors(logs: &[Log]) -> Vec<String> {
-    let errors = logs.iter().filter(|log| log.severity == Severity::Error);
+    let errors = logs.iter().filter(|log| log.severity == LogSeverity::Error);
     let errors = errors.map(|log| words(&log.text)).filter(|words| !words.is_empty());
     errors.take(ERRORS_MAX).collect()
 }
@@ -421,14 +422,19 @@ fn with_first(why: &str, errors: &[String]) -> String {
     errors.first().map_or_else(|| why.to_owned(), |first| format!("{why}: {first}"))
 }
 
+/// Lines hold text: a path that is none leads nowhere, which whoever opens it says.
+fn text(path: &Path) -> Cow<'_, str> {
+    path.to_string_lossy()
+}
+
 fn written(request: &BuildRequest<'_>) -> Value {
     let shapes = request.shapes.iter().map(|(name, Shapes { min, opt, max })| {
         (name.clone(), json!({ "min": min, "opt": opt, "max": max }))
     });
     json!({
         "do": "build",
-        "onnx": request.onnx,
-        "plan": request.plan,
+        "onnx": text(request.onnx),
+        "plan": text(request.plan),
         "target": request.target,
         "workspace": request.workspace_bytes,
         "level": request.level,

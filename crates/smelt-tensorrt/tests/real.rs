@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use smelt_onnx::{ElementType, Graph};
-use smelt_tensorrt::{BuildRequest, Failure, Memory, SessionError, Shapes, version};
+use smelt_tensorrt::{BuildRequest, Failure, MemoryAsked, SessionError, Shapes, version};
 
 use crate::graphs::{constant, int, model, node, product, value, written};
 use crate::world::{World, golden};
@@ -50,7 +51,7 @@ fn a_detector_becomes_the_same_plan_twice_and_says_how_far_it_is() {
         let steps: Vec<_> = heard.iter().filter(|(phase, ..)| phase == outermost).collect();
         assert!(steps.len() > 3 && steps.iter().all(|(_, done, all)| done <= all), "{heard:?}");
         // It builds for a GPU that is not here, and asks none for memory.
-        assert_eq!(built.memory, Memory::default());
+        assert_eq!(built.memory, MemoryAsked::default());
         let bytes = fs::read(&plan).unwrap();
         assert_eq!(bytes.len() as u64, built.bytes);
         made.push(bytes);
@@ -173,7 +174,8 @@ fn what_is_no_graph_is_refused_and_the_next_one_is_not() {
     let mut session = world.session();
     let garbage = world.file("garbage.onnx");
     fs::write(&garbage, [0xFF; 4096]).unwrap();
-    for file in [garbage.as_path(), Path::new("/nowhere/at/all.onnx")] {
+    let no_text = Path::new(std::ffi::OsStr::from_bytes(b"/nowhere/\xff.onnx"));
+    for file in [garbage.as_path(), Path::new("/nowhere/at/all.onnx"), no_text] {
         let answer = session.check(file).unwrap();
         assert!(answer.network.is_none() && !answer.refusals.is_empty(), "{answer:?}");
     }

@@ -31,7 +31,8 @@ pub(super) fn findings(file: &Path) -> Result<Vec<Finding>, Failed> {
     let refused = answer.refusals.iter().map(refused);
     let is_silent = answer.network.is_none() && answer.refusals.is_empty();
     let silent = is_silent.then(|| of_parser(Severity::Error, "model", "it does not say why", ""));
-    let warned = answer.logs.iter().filter(|log| log.severity == smelt_tensorrt::Severity::Warning);
+    let warned =
+        answer.logs.iter().filter(|log| log.severity == smelt_tensorrt::LogSeverity::Warning);
     Ok(refused.chain(silent).chain(warned.map(warning)).collect())
 }
 
