@@ -9,11 +9,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::world::{World, copy, data, text_world};
-use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
 
-/// What a bad file may cost, in KiB of resident memory.
-const RESIDENT_KIB_MAX: i64 = 300 << 10;
+/// What a bad file may cost, in bytes of resident memory.
+const RESIDENT_BYTES_MAX: u64 = 300 << 20;
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -77,7 +76,7 @@ impl Victim {
     #[track_caller]
     fn refusal(&self, arguments: &[&str], what: &str) -> String {
         let before = self.names();
-        let ended = self.world.smelt(arguments);
+        let (ended, resident) = self.world.measured(arguments);
         assert_eq!(ended.code, Some(4), "{what}: {arguments:?}: {}", ended.stderr);
         let lines: Vec<&str> = ended.stderr.lines().collect();
         let last = lines.last().unwrap().to_string();
@@ -87,9 +86,7 @@ impl Victim {
         assert!(last.len() < 600, "{what}: {} bytes", last.len());
         assert!(!last.chars().any(char::is_control), "{what}: {last:?}");
         assert_eq!(self.names(), before, "{what}: something is left");
-        // Of the largest child so far, which is this one or one that passed.
-        let resident = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap().max_rss();
-        assert!(resident < RESIDENT_KIB_MAX, "{what}: {resident} KiB");
+        assert!(resident < RESIDENT_BYTES_MAX, "{what}: {resident} bytes");
         last
     }
 
@@ -392,11 +389,11 @@ fn weights_that_are_not_finite_are_named() {
 fn check_words(what: &str, name: &str, text: &str, words: &str) {
     let world = text_world("qwen2-tiny");
     world.write(&format!("checkpoint/{name}"), text);
-    let plan = world.smelt(&["plan", "p.toml"]);
+    let (plan, planning) = world.measured(&["plan", "p.toml"]);
     assert_eq!(plan.code, Some(0), "{what}: {}", plan.stderr);
     let line = plan.stdout.lines().find(|line| line.starts_with("deployment will be refused: "));
     assert!(line.is_some_and(|line| line.contains(words)), "{what}: {}", plan.stdout);
-    let ended = world.smelt(&["run", "p.toml"]);
+    let (ended, running) = world.measured(&["run", "p.toml"]);
     assert_eq!(ended.code, Some(4), "{what}: {}", ended.stderr);
     let own = ended.stderr.lines().filter(|line| line.starts_with("smelt: stage "));
     let own: Vec<&str> = own.collect();
@@ -404,8 +401,8 @@ fn check_words(what: &str, name: &str, text: &str, words: &str) {
     assert!(own[0].len() < 600, "{what}: {}", own[0]);
     let out = world.smelt(&["out", "p.toml", "deployment"]);
     assert_ne!(out.code, Some(0), "{what}: it is sealed");
-    let resident = getrusage(UsageWho::RUSAGE_CHILDREN).unwrap().max_rss();
-    assert!(resident < RESIDENT_KIB_MAX, "{what}: {resident} KiB");
+    let resident = planning.max(running);
+    assert!(resident < RESIDENT_BYTES_MAX, "{what}: {resident} bytes");
 }
 
 #[test]

@@ -6,12 +6,14 @@ pub(crate) mod side;
 pub(crate) mod traced;
 
 use std::fs;
+use std::io::{self, Seek as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use wait4::Wait4 as _;
 
 /// Long enough for the slowest machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -69,6 +71,21 @@ impl World {
 
     pub(crate) fn smelt(&self, arguments: &[&str]) -> Ended {
         ended(&mut self.command(arguments))
+    }
+
+    /// The same, and the resident bytes that the largest of its processes held.
+    pub(crate) fn measured(&self, arguments: &[&str]) -> (Ended, u64) {
+        let [mut out, mut err] = [(); 2].map(|()| tempfile::tempfile().unwrap());
+        let mut command = self.command(arguments);
+        command.stdout(out.try_clone().unwrap()).stderr(err.try_clone().unwrap());
+        let used = command.spawn().unwrap().wait4().unwrap();
+        let text = |file: &mut fs::File| {
+            file.rewind().unwrap();
+            io::read_to_string(file).unwrap()
+        };
+        let ended =
+            Ended { code: used.status.code(), stdout: text(&mut out), stderr: text(&mut err) };
+        (ended, used.rusage.maxrss)
     }
 
     /// `run`, which must end well.
