@@ -295,14 +295,15 @@ fn shapes(
         if dims.iter().all(is_fixed) {
             continue;
         }
-        let range = |dim: &Dim| {
-            match dim {
+        let unsaid = |symbol: &String| {
+            lacks(&format!(
+                "has a size {symbol:?} that varies: say how, as in sizes = {{ \"{symbol}\" = \"1,1,4\" }}"
+            ))
+        };
+        let range = |dim: &Dim| match dim {
             Dim::Fixed(size) => Ok([*size as u64; 3]),
-            Dim::Symbol(symbol) => sizes.get(symbol).copied().ok_or_else(|| {
-                lacks(&format!("has a size {symbol:?} that varies: say how, as in sizes = {{ \"{symbol}\" = \"1,1,4\" }}"))
-            }),
+            Dim::Symbol(symbol) => sizes.get(symbol).copied().ok_or_else(|| unsaid(symbol)),
             Dim::Unknown => Err(lacks("has a size that varies and has no name; give it one")),
-        }
         };
         let ranges = dims.iter().map(range).collect::<Result<Vec<_>, _>>()?;
         let [min, opt, max] =
