@@ -14,6 +14,7 @@ use serde_json::json;
 use smelt_plan::admission::{Forecast, Room};
 use smelt_plan::plan::{From, HubPin, Pin};
 use smelt_plan::schedule::{Ending, Wishes};
+use smelt_plan::share::SharedKeys;
 use smelt_plan::{
     Change, Command, Digest, Event, Failure, FailureClass, Kind, Plan, Rung, Schedule, StageId,
     State, WarmUp,
@@ -434,8 +435,22 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         self.runner.command.is_object().then(|| self.runner.command.to_string())
     }
 
+    /// The other side, and a later run of this one, find by its shared key what is here.
+    fn note_shared(&self) {
+        let plan = self.runner.plan;
+        let keys = SharedKeys::all(plan, |stage| self.schedule.state(stage).output());
+        for ((id, _), shared) in plan.stages().zip(keys) {
+            let built = self.schedule.state(id).output().and_then(|_| self.keys.get(&id));
+            if let Some((shared, key)) = shared.zip(built) {
+                // Without it the next run is told to wait.
+                let _ = self.runner.store.alias_later(&shared, key);
+            }
+        }
+    }
+
     /// A good run of the whole plan is what a collection leaves of the pipeline.
     fn keep(&self) -> Result<(), ExecError> {
+        self.note_shared();
         // What is reported next must not be lost with a power cut.
         self.runner.store.sync()?;
         if self.status() != RunStatus::Ok {
@@ -529,11 +544,16 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         Ok(())
     }
 
+    /// Whether its key means nothing, since one of its inputs or tools is not here.
+    fn is_without_key(&self, stage: StageId) -> bool {
+        self.runner.plan.stage(stage).unread.is_some() && !self.schedule.is_known(stage)
+    }
+
     /// Performs one command; some are answered at once.
     fn perform(&mut self, command: Command) -> Result<Option<Event>, ExecError> {
         match command {
             // It has no key that means anything; when it starts it is told why.
-            Command::Look(stage, _) if self.runner.plan.stage(stage).unread.is_some() => {
+            Command::Look(stage, _) if self.is_without_key(stage) => {
                 Ok(Some(Event::Missing(stage)))
             }
             Command::Look(stage, key) => {
@@ -598,9 +618,12 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         if let Location::External(path) = &output.location {
             self.pins.insert(stage, Pin { path: path.clone(), digest: output.digest });
         }
-        let recipe = self.runner.plan.stage(stage).recipe_key;
-        // Without it the next plan knows less before it runs.
-        let _ = self.runner.store.alias_later(&recipe, &self.keys[&stage]);
+        let planned = self.runner.plan.stage(stage);
+        // The recipe of what names something that is not here is not whole.
+        if planned.unread.is_none() {
+            // Without it the next plan knows less before it runs.
+            let _ = self.runner.store.alias_later(&planned.recipe_key, &self.keys[&stage]);
+        }
     }
 
     /// Starts a stage, or says why that cannot be.

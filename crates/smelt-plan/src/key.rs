@@ -1,7 +1,8 @@
 //! Keys: the hash of everything a stage's result depends on.
 //!
 //! The recipe key covers the whole sub-recipe and is known before anything runs; the content key
-//! covers the digests of the inputs, decides, and lets an unchanged output stop the wave.
+//! covers the digests of the inputs, decides, and lets an unchanged output stop the wave.  The shared key covers what the
+//! pipeline file says and which outputs of the other side it was made of: by it one machine finds what another has made.
 
 use std::collections::BTreeMap;
 use std::fmt::{Arguments, Write as _};
@@ -95,6 +96,23 @@ pub fn of_commit(repo: &str, commit: &str, file: Option<&str>) -> Digest {
     hasher.finish()
 }
 
+/// Stands for what a pipeline names outside of the store in keys that look at nothing of it.
+pub(crate) fn of_text(text: &str) -> Digest {
+    let mut hasher = Hasher::new("smelt text 1");
+    hasher.field(format_args!("text"), format_args!("{text}"));
+    hasher.finish()
+}
+
+/// The shared key of a stage, of what the file says of it and a digest for each stage that it needs.
+pub(crate) fn of_shared(spec: Digest, needs: impl Iterator<Item = Digest>) -> Digest {
+    let mut hasher = Hasher::new("smelt shared key 1");
+    hasher.field(format_args!("spec"), format_args!("{spec}"));
+    for need in needs {
+        hasher.field(format_args!("need"), format_args!("{need}"));
+    }
+    hasher.finish()
+}
+
 /// Stands in keys for a tree that could not be read.
 pub(crate) fn of_unread(path: &Path) -> Digest {
     let mut hasher = Hasher::new("smelt unread 1");
@@ -102,9 +120,11 @@ pub(crate) fn of_unread(path: &Path) -> Digest {
     hasher.finish()
 }
 
-/// Which of the two keys.
+/// Which of the keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyDomain {
+    /// Inputs are texts of the file; nothing of the machine counts.
+    Spec,
     /// Inputs are recipe keys.
     Recipe,
     /// Inputs are content digests.
@@ -114,6 +134,7 @@ pub enum KeyDomain {
 impl KeyDomain {
     fn name(self) -> &'static str {
         match self {
+            Self::Spec => "smelt spec key 1",
             Self::Recipe => "smelt recipe key 1",
             Self::Content => "smelt content key 1",
         }

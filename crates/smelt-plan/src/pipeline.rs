@@ -224,6 +224,11 @@ impl Pipeline {
         })
     }
 
+    /// Whether any stage says which side builds it.
+    pub fn has_sides(&self) -> bool {
+        self.stages.iter().any(|stage| stage.on.is_some())
+    }
+
     fn named<'a>(&'a self, name: impl Fn(&'a InputRef) -> Option<&'a str>) -> BTreeSet<&'a str> {
         let inputs = self.stages.iter().flat_map(|stage| &stage.inputs);
         inputs.filter_map(|input| name(&input.from)).collect()

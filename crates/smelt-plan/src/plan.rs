@@ -40,7 +40,7 @@ pub struct Pin {
 }
 
 impl Pin {
-    /// Of what a disk that fails does not give.  No tree has this digest, so nothing is ever built of it.
+    /// Of what a disk that fails does not give, or what is not here.  No tree has this digest, so nothing is ever built of it.
     pub fn unread(path: PathBuf) -> Self {
         let digest = key::of_unread(&path);
         Self { path, digest }
@@ -82,7 +82,8 @@ pub struct Pins {
     pub device: Facts,
     /// Of the stages that run programs which count, these.
     pub tools: BTreeMap<StageName, Vec<Tool>>,
-    /// Of the stages that cannot begin since a disk fails, why: one of their pins is [`Pin::unread`].
+    /// Of the stages that cannot begin, since a disk fails or what they name is on another machine, why: one of their
+    /// pins is [`Pin::unread`] or is missing.
     pub unread: BTreeMap<StageName, String>,
 }
 
@@ -112,7 +113,7 @@ pub struct Stage {
     pub device: Vec<(&'static str, String)>,
     /// The programs and scripts that its result depends on, in the order of their names.
     pub tools: Vec<Tool>,
-    /// Why it cannot begin, where a disk fails that it reads.
+    /// Why it cannot begin, where a disk fails that it reads, or what it names is on another machine.
     pub unread: Option<String>,
     /// Caps on attempt 1.
     pub limits: Limits,
@@ -126,6 +127,9 @@ pub struct Stage {
     pub survives_kills: bool,
     /// The key of the whole sub-recipe, known without running anything.
     pub recipe_key: Digest,
+    /// The key of what the pipeline file says of the stage, whatever is on this machine; `None` where no stage of the
+    /// pipeline says which side builds it.
+    pub spec_key: Option<Digest>,
 }
 
 /// One edge.
@@ -217,7 +221,23 @@ fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins
         on: spec.on,
         survives_kills: spec.survives_kills,
         recipe_key: Digest::from_bytes([0; 32]),
+        spec_key: None,
     }
+}
+
+/// The key of what the file says of a stage; of the stages that it needs their names alone.
+fn spec_key(spec: &StageSpec) -> Digest {
+    let labels: Vec<String> = spec.inputs.iter().map(|input| label(spec.kind, input)).collect();
+    let said = |input: &InputSpec| match &input.from {
+        InputRef::Stage(name) => key::of_text(name.as_str()),
+        InputRef::Path(path) => key::of_text(&format!("path:{path}")),
+        InputRef::Hub(address) => key::of_text(&format!("hf:{address}")),
+    };
+    let said = spec.inputs.iter().map(said);
+    let inputs: Vec<(&str, Digest)> = labels.iter().map(String::as_str).zip(said).collect();
+    let recipe =
+        Recipe { kind: spec.kind, params: &spec.params, device: &[], tools: &[], inputs: &inputs };
+    digest(KeyDomain::Spec, &recipe)
 }
 
 impl Plan {
@@ -230,13 +250,16 @@ impl Plan {
     /// The plan of a pipeline that has been ordered; nothing of it is copied.
     pub fn in_order(pipeline: Pipeline, order: StageOrder, pins: &Pins) -> Self {
         let StageOrder { positions, order } = order;
+        let has_sides = pipeline.has_sides();
         let Pipeline { name, resources: capacity, stages: specs, .. } = pipeline;
         let mut specs: Vec<Option<StageSpec>> = specs.into_iter().map(Some).collect();
         let mut stages: Vec<Stage> = Vec::with_capacity(order.len());
         for file_index in order {
             let spec = specs[file_index].take().expect("an order names each stage once");
+            let spec_key = has_sides.then(|| spec_key(&spec));
             let mut stage = planned(spec, &positions, pins);
             stage.recipe_key = stage.key(KeyDomain::Recipe, |id| stages[id.0].recipe_key);
+            stage.spec_key = spec_key;
             stages.push(stage);
         }
         Self { name, capacity, stages }

@@ -259,7 +259,7 @@ impl<'p> Schedule<'p> {
             Event::Sealed(stage, output) => {
                 self.finish(stage, State::Sealed(output), &mut commands)
             }
-            Event::Missing(stage) if self.wishes.known.contains_key(&stage) => self.on_gone(stage),
+            Event::Missing(stage) if self.is_known(stage) => self.on_gone(stage),
             Event::Missing(stage) => self.set(stage, State::Ready),
             Event::Held(stage) => self.on_held(stage),
             Event::Failed(stage, failure) => self.on_failed(stage, failure, &mut commands),
@@ -316,6 +316,11 @@ impl<'p> Schedule<'p> {
         for dependent in self.dependents[stage.index()].clone() {
             self.look_if_possible(dependent, commands);
         }
+    }
+
+    /// Whether the key of its output was known from the start.
+    pub fn is_known(&self, stage: StageId) -> bool {
+        self.wishes.known.contains_key(&stage)
     }
 
     /// A waiting stage whose needs are all there is looked up, forced, or given.

@@ -43,7 +43,7 @@ impl From<Exit> for ExitCode {
 }
 
 /// Why a command ended without its answer: one line, and the code.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Failed {
     pub(crate) exit: Exit,
     message: String,

@@ -9,15 +9,16 @@ use std::sync::atomic::AtomicBool;
 use smelt_exec::SHARED;
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::{From, HubPin, Pin, Stage, StageOrder};
+use smelt_plan::share::{Led, SharedKeys};
 use smelt_plan::text::nearest;
-use smelt_plan::{Digest, Kind, Pipeline, Plan, StageId};
+use smelt_plan::{Digest, Kind, Pipeline, Plan, Side, StageId};
 use smelt_store::{Lookup, Store, Wait, is_disk_failing};
 
 use crate::console::tell;
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
-use crate::pins::{self, Ask};
+use crate::pins::{self, Absent, Ask};
 use crate::shipped;
 use crate::table::some;
 
@@ -36,6 +37,8 @@ pub(crate) struct Loaded {
     pub(crate) store: Store,
     /// Where every `path:` lies, as the file says it: links in it are not followed yet.
     pub(crate) roots: Vec<PathBuf>,
+    /// What is on the other side only.
+    pub(crate) absent: Absent,
 }
 
 /// What a command wants of the store.
@@ -45,8 +48,15 @@ pub(crate) enum Access {
     Use,
     /// To say what a build would do, on a read-only disk too.
     Look,
-    /// To build.  Hashing ends early when the flag is set.
-    Build(Wait, Arc<AtomicBool>),
+    /// To build what the stages of one side need, or everything.  Hashing ends early when the flag is set.
+    Build(Wait, Arc<AtomicBool>, Option<Side>),
+}
+
+impl Access {
+    /// Whether all that the pipeline names must be here.
+    fn needs_all(&self, pipeline: &Pipeline) -> bool {
+        matches!(self, Self::Build(_, _, None)) || !pipeline.has_sides()
+    }
 }
 
 /// Where the store is: `$SMELT_CACHE`, else `./cache`.
@@ -72,7 +82,7 @@ pub(crate) fn tokens() -> PathBuf {
 pub(crate) fn store(access: &Access) -> Result<Store, Failed> {
     let root = root()?;
     match access {
-        Access::Build(wait, stop) => {
+        Access::Build(wait, stop, _) => {
             not_shared(&root)?;
             let is_new = !root.join("FORMAT").exists();
             let store = Store::open(&root, *wait)?;
@@ -140,14 +150,16 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
     let ask = match &access {
         Access::Use => Ask::Cache,
         Access::Look => Ask::Hub,
-        Access::Build(_, stop) => Ask::HubForRun(stop),
+        Access::Build(_, stop, _) => Ask::HubForRun(stop),
     };
-    let pins = pins::all(&pipeline, &flags.pipeline, addresses, ask, &store)?;
+    let mut absent = Absent::new();
+    let missed = (!access.needs_all(&pipeline)).then_some(&mut absent);
+    let pins = pins::all(&pipeline, &flags.pipeline, addresses, ask, &store, missed)?;
     let absolute = |path: &str| std::path::absolute(flags.folder().join(path));
     let roots = pipeline.paths().into_iter().filter_map(|path| absolute(path).ok()).collect();
     let plan = Plan::in_order(pipeline, order, &pins);
     check_inputs(&file, &plan, &store)?;
-    Ok(Loaded { plan, store, roots })
+    Ok(Loaded { plan, store, roots, absent })
 }
 
 pub(crate) fn read(path: &Path) -> Result<String, Failed> {
@@ -276,9 +288,9 @@ pub(crate) enum Standing {
     /// The key is known only when `until` has been built; the key that this recipe led to the
     /// last time is `last`, where there was one.
     Unknown {
-        /// The stage that must be built first.
+        /// The stage that must be built first: itself where what it names is on another machine.
         until: StageId,
-        /// The key that the whole recipe led to before.
+        /// The key that its shared key or the whole recipe led to before.
         last: Option<Digest>,
     },
 }
@@ -294,45 +306,82 @@ impl Standing {
     }
 }
 
+/// What the store has of a plan.
+pub(crate) struct Looked {
+    /// Of each stage, how far keys reach, and its content key where that is known.
+    pub(crate) standings: Vec<(Standing, Option<Digest>)>,
+    /// The shared key of each stage.
+    pub(crate) shared: Vec<Option<Digest>>,
+    /// The content keys that those and recipes have led to.
+    pub(crate) led: Vec<Led>,
+}
+
 /// Looks up every stage, as far as keys can be known.
 pub(crate) fn standings(loaded: &Loaded) -> Result<Vec<(Standing, Option<Digest>)>, Failed> {
+    Ok(look(loaded, None)?.standings)
+}
+
+/// Looks up every stage.  What `own` side has to build anew is not what the other side's is to be made of.
+pub(crate) fn look(loaded: &Loaded, own: Option<Side>) -> Result<Looked, Failed> {
     let Loaded { plan, store, .. } = loaded;
     let mut digests: Vec<Option<Digest>> = vec![None; plan.len()];
-    let mut standings = Vec::with_capacity(plan.len());
-    let lasts = store.resolve_each(plan.stages().map(|(_, stage)| &stage.recipe_key))?;
-    for (id, stage) in plan.stages() {
-        if let Some(pin) = stage.given() {
-            digests[id.index()] = Some(pin.digest);
-            let Pin { path, digest } = pin.clone();
-            standings.push((Standing::Hit { path, digest }, None));
-            continue;
-        }
-        if let Some(missing) = stage.needs().find(|need| digests[need.index()].is_none()) {
-            let until = root_of(&standings, missing);
-            let last = lasts[id.index()];
-            standings.push((Standing::Unknown { until, last }, None));
-            continue;
-        }
-        let known = |need: StageId| digests[need.index()].expect("none is missing");
-        let key = plan.content_key(id, known);
-        match store.lookup(&key)? {
-            Lookup::Hit(output) => {
-                digests[id.index()] = Some(output.digest);
-                let (path, digest) = (output.path().to_owned(), output.digest);
-                standings.push((Standing::Hit { path, digest }, Some(key)));
+    let mut shared = SharedKeys::new(plan);
+    // As `digests`, with what is there by its shared key alone.
+    let mut found: Vec<Option<Digest>> = Vec::with_capacity(plan.len());
+    let (mut standings, mut led) = (Vec::with_capacity(plan.len()), Vec::with_capacity(plan.len()));
+    let recipes = store.resolve_each(plan.stages().map(|(_, stage)| &stage.recipe_key))?;
+    for ((id, stage), by_recipe) in plan.stages().zip(recipes) {
+        let key = shared.of(id, |need| found[need.index()]);
+        let by_shared = key.map(|key| store.resolve(&key)).transpose()?.flatten();
+        led.push(Led { by_recipe, by_shared });
+        let missing = stage.needs().find(|need| digests[need.index()].is_none());
+        let missing = missing.map(|need| root_of(&standings, need));
+        let unread = stage.unread.as_ref().map(|_| id);
+        let standing = match missing.or(unread) {
+            Some(until) => (Standing::Unknown { until, last: by_shared.or(by_recipe) }, None),
+            None => standing(loaded, id, |need| digests[need.index()].expect("none is missing"))?,
+        };
+        digests[id.index()] = match &standing.0 {
+            Standing::Hit { digest, .. } => Some(*digest),
+            Standing::Miss(_) | Standing::Unknown { .. } => None,
+        };
+        let is_to_be_built = own.is_some_and(|own| shared.side(id) == Some(own))
+            && matches!(standing.0, Standing::Miss(_));
+        found.push(match (digests[id.index()], by_shared) {
+            (Some(digest), _) => Some(digest),
+            (None, Some(key)) if !is_to_be_built => {
+                store.lookup(&key)?.hit().map(|output| output.digest)
             }
-            Lookup::Miss => standings.push((Standing::Miss(None), Some(key))),
-            Lookup::Changed(what) => {
-                let why = format!("not what was recorded: {what}");
-                standings.push((Standing::Miss(Some(why)), Some(key)));
-            }
-            Lookup::Damaged(damage) => {
-                let why = format!("it was damaged in the store: {}", damage.what);
-                standings.push((Standing::Miss(Some(why)), Some(key)));
-            }
-        }
+            (None, _) => None,
+        });
+        standings.push(standing);
     }
-    Ok(standings)
+    Ok(Looked { standings, shared: shared.into_keys(), led })
+}
+
+/// How a stage stands whose inputs are all there.
+fn standing(
+    loaded: &Loaded,
+    id: StageId,
+    known: impl Fn(StageId) -> Digest,
+) -> Result<(Standing, Option<Digest>), Failed> {
+    let Loaded { plan, store, .. } = loaded;
+    if let Some(pin) = plan.stage(id).given() {
+        let Pin { path, digest } = pin.clone();
+        return Ok((Standing::Hit { path, digest }, None));
+    }
+    let key = plan.content_key(id, known);
+    let standing = match store.lookup(&key)? {
+        Lookup::Hit(output) => {
+            Standing::Hit { path: output.path().to_owned(), digest: output.digest }
+        }
+        Lookup::Miss => Standing::Miss(None),
+        Lookup::Changed(what) => Standing::Miss(Some(format!("not what was recorded: {what}"))),
+        Lookup::Damaged(damage) => {
+            Standing::Miss(Some(format!("it was damaged in the store: {}", damage.what)))
+        }
+    };
+    Ok((standing, Some(key)))
 }
 
 /// The stage that must really be built before the key below it is known.
@@ -376,6 +425,11 @@ pub(crate) fn output(
 /// Where the output of each stage lies that is there.  What its recipe led to counts although what it was made of is
 /// not there, as where it came in a bundle.
 pub(crate) fn outputs(loaded: &Loaded) -> Result<Vec<Option<PathBuf>>, Failed> {
+    outputs_of(loaded, look(loaded, None)?)
+}
+
+/// The same of what was looked up.
+pub(crate) fn outputs_of(loaded: &Loaded, looked: Looked) -> Result<Vec<Option<PathBuf>>, Failed> {
     let path = |(standing, _)| match standing {
         Standing::Hit { path, .. } => Ok(Some(path)),
         Standing::Unknown { last: Some(key), .. } => {
@@ -384,5 +438,5 @@ pub(crate) fn outputs(loaded: &Loaded) -> Result<Vec<Option<PathBuf>>, Failed> {
         }
         Standing::Miss(_) | Standing::Unknown { last: None, .. } => Ok(None),
     };
-    standings(loaded)?.into_iter().map(path).collect()
+    looked.standings.into_iter().map(path).collect()
 }

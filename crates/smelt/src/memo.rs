@@ -90,7 +90,7 @@ impl Memo {
     /// Keeps what a run found or made.  What depends on more than files is not kept: a hub may have
     /// moved on, a driver may have changed, and a program may be there now or lie elsewhere.
     pub(crate) fn keep(&self, loaded: &Loaded, report: &RunReport) -> Result<(), StoreError> {
-        let Loaded { plan, store, roots } = loaded;
+        let Loaded { plan, store, roots, .. } = loaded;
         let depends_on_more = plan.stages().any(|(_, stage)| {
             stage.fetched().is_some() || !stage.device.is_empty() || tools::may_have(stage)
         });

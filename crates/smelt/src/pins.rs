@@ -13,9 +13,9 @@ use std::thread;
 use std::time::Duration;
 
 use smelt_hub::{Address, Hub, HubError, Resolved};
-use smelt_plan::pipeline::InputRef;
+use smelt_plan::pipeline::{InputRef, StageSpec};
 use smelt_plan::plan::{HubPin, Pin};
-use smelt_plan::{Digest, Kind, Pins, Pipeline};
+use smelt_plan::{Digest, Kind, Pins, Pipeline, StageName};
 use smelt_store::{DigestError, Store, is_disk_failing};
 
 use crate::console::tell;
@@ -39,13 +39,17 @@ pub(crate) enum Ask<'a> {
 /// Pins that mean nothing, to order a pipeline of which nothing is asked or read.
 pub(crate) fn none(pipeline: &Pipeline) -> Pins {
     let pin = Pin { path: PathBuf::new(), digest: Digest::from_bytes([0; 32]) };
-    let [repo, revision, commit] = [const { String::new() }; 3];
-    let hub = HubPin { repo, revision, commit, file: None, path: PathBuf::new() };
     Pins {
         paths: pipeline.paths().into_iter().map(|path| (path.to_owned(), pin.clone())).collect(),
-        hubs: pipeline.hubs().into_iter().map(|text| (text.to_owned(), hub.clone())).collect(),
+        hubs: pipeline.hubs().into_iter().map(|text| (text.to_owned(), nowhere())).collect(),
         ..Pins::default()
     }
+}
+
+/// No commit of any hub.
+fn nowhere() -> HubPin {
+    let [repo, revision, commit] = [const { String::new() }; 3];
+    HubPin { repo, revision, commit, file: None, path: PathBuf::new() }
 }
 
 /// The addresses behind every `hf:`, by the text in the file.
@@ -57,23 +61,48 @@ pub(crate) fn addresses(pipeline: &Pipeline) -> Result<BTreeMap<String, Address>
     pipeline.hubs().into_iter().map(address).collect()
 }
 
-/// Pins everything, relative to the pipeline's file.
+/// Stages of which something that they name is not here, and what a run says that wants to build one.
+pub(crate) type Absent = BTreeMap<StageName, Failed>;
+
+/// Notes of these stages what is not here, or fails where there is no such list.
+///
+/// # Errors
+/// Without a list, and where somebody wanted to stop.
+pub(crate) fn absent_or_failed<'a>(
+    absent: Option<&mut Absent>,
+    stages: impl IntoIterator<Item = &'a StageName>,
+    failed: Failed,
+) -> Result<(), Failed> {
+    match absent {
+        Some(absent) if failed.exit != Exit::Interrupted => {
+            for stage in stages {
+                // The first reason is as good as another.
+                absent.entry(stage.clone()).or_insert_with(|| failed.clone());
+            }
+            Ok(())
+        }
+        _ => Err(failed),
+    }
+}
+
+/// Pins everything, relative to the pipeline's file.  What is not here is put into `absent`, if there is such a list.
 pub(crate) fn all(
     pipeline: &Pipeline,
     file: &Path,
     addresses: BTreeMap<String, Address>,
     ask: Ask<'_>,
     store: &Store,
+    mut absent: Option<&mut Absent>,
 ) -> Result<Pins, Failed> {
-    let hubs = if addresses.is_empty() { BTreeMap::new() } else { hubs(pipeline, addresses, ask)? };
+    let hubs = hubs(pipeline, addresses, ask, absent.as_deref_mut())?;
     let folder = file.parent().unwrap_or_else(|| Path::new(""));
-    let (paths, lost) = paths(pipeline, folder, store)?;
+    let (paths, lost) = paths(pipeline, folder, store, absent.as_deref_mut())?;
     let device = device::facts(pipeline);
     if !matches!(ask, Ask::Cache) {
         let absent = device::absent(pipeline, &device);
         absent.iter().for_each(|line| tell(format_args!("warning: {line}")));
     }
-    let (tools, mut unread) = tools::all(pipeline, folder, store)?;
+    let (tools, mut unread) = tools::all(pipeline, folder, store, absent.as_deref_mut())?;
     for stage in &pipeline.stages {
         let why = stage.inputs.iter().find_map(|input| match &input.from {
             InputRef::Path(path) => lost.get(path),
@@ -83,9 +112,13 @@ pub(crate) fn all(
     }
     match unread.values().next() {
         // A run builds the rest, and reports it.
-        Some(why) if !matches!(ask, Ask::HubForRun(_)) => Err(Failed::new(Exit::StageFailed, why)),
-        _ => Ok(Pins { paths, hubs, device, tools, unread }),
+        Some(why) if !matches!(ask, Ask::HubForRun(_)) => {
+            return Err(Failed::new(Exit::StageFailed, why));
+        }
+        _ => {}
     }
+    unread.extend(absent.into_iter().flatten().map(|(name, why)| (name.clone(), why.to_string())));
+    Ok(Pins { paths, hubs, device, tools, unread })
 }
 
 /// Why something outside of the store has no pin.
@@ -129,21 +162,35 @@ fn paths(
     pipeline: &Pipeline,
     folder: &Path,
     store: &Store,
+    mut absent: Option<&mut Absent>,
 ) -> Result<WithUnread<String, Pin>, Failed> {
     let (mut pins, mut unread) = (BTreeMap::new(), BTreeMap::new());
     for path in pipeline.paths() {
+        let place = folder.join(path);
         let pin = match pin(pipeline, path, folder, store) {
             Ok(pin) => pin,
-            Err(NoPin::Refused(failed)) => return Err(failed),
-            Err(NoPin::Unread(why)) => {
-                unread.insert(path.to_owned(), why);
-                let place = folder.join(path);
+            Err(no_pin) => {
+                match no_pin {
+                    NoPin::Unread(why) => drop(unread.insert(path.to_owned(), why)),
+                    // What is here and is no checkpoint is wrong on each side.
+                    NoPin::Refused(failed) if place.exists() => return Err(failed),
+                    NoPin::Refused(failed) => {
+                        let stages = naming(pipeline, InputRef::Path(path.to_owned()));
+                        absent_or_failed(absent.as_deref_mut(), stages, failed)?;
+                    }
+                }
                 Pin::unread(std::path::absolute(&place).unwrap_or(place))
             }
         };
         pins.insert(path.to_owned(), pin);
     }
     Ok((pins, unread))
+}
+
+/// The stages that name this.
+fn naming(pipeline: &Pipeline, from: InputRef) -> impl Iterator<Item = &StageName> {
+    let names = move |stage: &&StageSpec| stage.inputs.iter().any(|input| input.from == from);
+    pipeline.stages.iter().filter(names).map(|stage| &stage.name)
 }
 
 fn pin(pipeline: &Pipeline, path: &str, folder: &Path, store: &Store) -> Result<Pin, NoPin> {
@@ -213,11 +260,20 @@ fn hubs(
     pipeline: &Pipeline,
     addresses: BTreeMap<String, Address>,
     ask: Ask<'_>,
+    mut absent: Option<&mut Absent>,
 ) -> Result<BTreeMap<String, HubPin>, Failed> {
     let mut pins = BTreeMap::new();
     for (text, address) in addresses {
-        let Resolved { commit, remembered } =
-            resolve(&address, ask)?.map_err(|error| at_hub(pipeline, &text, &error))?;
+        let Resolved { commit, remembered } = match resolve(&address, ask)? {
+            Ok(resolved) => resolved,
+            Err(error) => {
+                let failed = at_hub(pipeline, &text, &error);
+                let stages = naming(pipeline, InputRef::Hub(text.clone()));
+                absent_or_failed(absent.as_deref_mut(), stages, failed)?;
+                pins.insert(text, nowhere());
+                continue;
+            }
+        };
         let hub = Hub::from_env().map_err(|error| hub::failed(&error))?;
         match remembered {
             Some(why) => tell(format_args!("smelt: {}", hub::not_asked(&address, &commit, &why))),

@@ -9,7 +9,7 @@ use crate::load::{self, Loaded, Standing};
 
 /// How every stage stands, and what has changed since the last run.
 pub(crate) struct Story<'a> {
-    loaded: &'a Loaded,
+    pub(crate) loaded: &'a Loaded,
     last: &'a LastRun,
     pub(crate) standings: Vec<(Standing, Option<Digest>)>,
 }
@@ -74,9 +74,10 @@ impl<'a> Story<'a> {
                 format!("hit, {how} by run {}", before.run)
             }
             (Standing::Hit { .. }, _) => "hit".to_owned(),
-            (Standing::Unknown { until, .. }, _) => {
-                format!("unknown until {}", plan.stage(*until).name)
-            }
+            (Standing::Unknown { until, .. }, _) => match &plan.stage(id).unread {
+                Some(why) => format!("unknown here, {why}"),
+                None => format!("unknown until {}", plan.stage(*until).name),
+            },
             (Standing::Miss(Some(why)), _) => format!("miss, {why}"),
             (Standing::Miss(None), None) => {
                 "miss, no run of this pipeline has built it here".to_owned()

@@ -26,7 +26,7 @@ use smelt_store::{Store, is_disk_failing};
 
 use crate::exit::{Exit, Failed};
 use crate::last_run::LastRun;
-use crate::pins::{NoPin, WithUnread, digest, real};
+use crate::pins::{Absent, NoPin, WithUnread, absent_or_failed, digest, real};
 use crate::table::some;
 use parts::{Parts, VendorTool};
 use shell::Started;
@@ -41,7 +41,7 @@ const NAMED_MAX: usize = 5;
 const NOT_FILES: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 /// The tools of every stage that has any, and why stages have one that a failing disk does not give; `folder` is
-/// where the pipeline lies.
+/// where the pipeline lies.  A stage whose tools are not here is put into `absent`, if there is such a list.
 ///
 /// # Errors
 /// A tool that is declared and not there, or one that cannot be read for another reason.
@@ -49,41 +49,57 @@ pub(crate) fn all(
     pipeline: &Pipeline,
     folder: &Path,
     store: &Store,
+    mut absent: Option<&mut Absent>,
 ) -> Result<WithUnread<StageName, Vec<Tool>>, Failed> {
     let (mut all, mut unread) = (BTreeMap::new(), BTreeMap::new());
     let beside = Beside::of(folder);
     for spec in &pipeline.stages {
-        let named = match spec.kind {
-            Kind::Command => named(spec, &beside, store.root(), &pipeline.file)?,
-            Kind::EngineBuild => builders(spec, &pipeline.file)?,
-            _ => continue,
-        };
-        let mut found: Vec<Tool> = Vec::new();
-        for (name, path) in named {
-            if found.iter().any(|tool| tool.name == name) {
+        let found = match of_stage(spec, &beside, store, &pipeline.file) {
+            Ok(found) => found,
+            Err(failed) => {
+                absent_or_failed(absent.as_deref_mut(), [&spec.name], failed)?;
                 continue;
             }
-            let stage = &spec.name;
-            let say = |why: String| {
-                format!("{}: stage \"{stage}\": the tool {name}: {why}", pipeline.file)
-            };
-            let pin = real(&path, say)
-                .and_then(|path| Ok(Pin { digest: digest(store, &path, say)?, path }));
-            let pin = match pin {
-                Ok(pin) => pin,
-                Err(NoPin::Refused(failed)) => return Err(failed),
-                Err(NoPin::Unread(why)) => {
-                    unread.insert(stage.clone(), why);
-                    Pin::unread(path)
-                }
-            };
-            found.push(Tool { name, pin });
-        }
-        if !found.is_empty() {
-            all.insert(spec.name.clone(), found);
+        };
+        unread.extend(found.1.map(|why| (spec.name.clone(), why)));
+        if !found.0.is_empty() {
+            all.insert(spec.name.clone(), found.0);
         }
     }
     Ok((all, unread))
+}
+
+/// The tools of one stage, and why one of them is not given by a failing disk.
+fn of_stage(
+    spec: &StageSpec,
+    beside: &Beside<'_>,
+    store: &Store,
+    file: &str,
+) -> Result<(Vec<Tool>, Option<String>), Failed> {
+    let named = match spec.kind {
+        Kind::Command => named(spec, beside, store.root(), file)?,
+        Kind::EngineBuild => builders(spec, file)?,
+        _ => Vec::new(),
+    };
+    let (mut found, mut unread): (Vec<Tool>, _) = (Vec::new(), None);
+    for (name, path) in named {
+        if found.iter().any(|tool| tool.name == name) {
+            continue;
+        }
+        let say = |why: String| format!("{file}: stage \"{}\": the tool {name}: {why}", spec.name);
+        let pin =
+            real(&path, say).and_then(|path| Ok(Pin { digest: digest(store, &path, say)?, path }));
+        let pin = match pin {
+            Ok(pin) => pin,
+            Err(NoPin::Refused(failed)) => return Err(failed),
+            Err(NoPin::Unread(why)) => {
+                unread = Some(why);
+                Pin::unread(path)
+            }
+        };
+        found.push(Tool { name, pin });
+    }
+    Ok((found, unread))
 }
 
 /// A tool's name in the key, and its file.

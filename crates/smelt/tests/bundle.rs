@@ -109,6 +109,15 @@ weights = "quant"
 on = "host"
 "#;
 
+/// Brings the output of a stage from one side to the other.
+fn carry(from: &World, to: &World, stage: &str) {
+    let stage = format!("p.toml#{stage}");
+    done(&from.smelt(&["bundle", &stage, "--out", "side.smelt"]));
+    fs::rename(from.path("side.smelt"), to.path("side.smelt")).unwrap();
+    done(&to.smelt(&["unbundle", "side.smelt"]));
+    fs::remove_file(to.path("side.smelt")).unwrap();
+}
+
 /// The device never has the checkpoint, and the host only what it verifies.
 #[test]
 fn each_side_builds_what_is_its_own() {
@@ -118,13 +127,6 @@ fn each_side_builds_what_is_its_own() {
         let report: Value = serde_json::from_str(&ended.stdout).unwrap_or_default();
         let statuses = if report.is_null() { Vec::new() } else { statuses(&report) };
         (ended, statuses)
-    };
-    let carry = |from: &World, to: &World, stage: &str| {
-        let stage = format!("p.toml#{stage}");
-        done(&from.smelt(&["bundle", &stage, "--out", "side.smelt"]));
-        fs::rename(from.path("side.smelt"), to.path("side.smelt")).unwrap();
-        done(&to.smelt(&["unbundle", "side.smelt"]));
-        fs::remove_file(to.path("side.smelt")).unwrap();
     };
     // Nothing came yet: nothing is begun, and nothing is fetched.
     let (ended, _) = on(&device, "device");
@@ -144,7 +146,7 @@ fn each_side_builds_what_is_its_own() {
     let (ended, found) = on(&device, "device");
     assert_eq!((ended.code, found), (Some(0), vec!["quant hit".into(), "engine sealed".into()]));
     let (ended, found) = on(&device, "device");
-    assert_eq!((ended.code, found), (Some(0), vec!["engine hit".into()]));
+    assert_eq!((ended.code, found), (Some(0), vec!["quant hit".into(), "engine hit".into()]));
     carry(&device, &host, "engine");
     let (ended, found) = on(&host, "host");
     let expect = ["checkpoint hit", "quant hit", "engine hit", "report sealed"];
@@ -159,6 +161,92 @@ fn each_side_builds_what_is_its_own() {
     let ended = none.smelt(&["run", "p.toml", "--on", "device"]);
     assert_eq!(ended.code, Some(2), "{}", ended.stderr);
     assert!(ended.stderr.contains("no stage of p.toml is the device's"), "{}", ended.stderr);
+}
+
+/// Each side has a program of its own, and the host pictures and a checkpoint besides.
+const OWN_TOOLS: &str = r#"
+smelt = 1
+name = "tools"
+[stage.checkpoint]
+kind = "source"
+from = "path:model"
+[stage.export]
+kind = "command"
+argv = ["sh", "-c", "date +%s.%N > o"]
+tool = ["./exporter"]
+inputs = ["checkpoint", "path:pictures"]
+outputs = ["o"]
+on = "host"
+[stage.engine]
+kind = "command"
+argv = ["sh", "-c", "cp $SMELT_IN_EXPORT/o e"]
+tool = ["./builder"]
+inputs = ["export"]
+outputs = ["e"]
+on = "device"
+[stage.report]
+kind = "command"
+argv = ["sh", "-c", "cp $SMELT_IN_ENGINE/e r"]
+tool = ["./exporter"]
+inputs = ["engine"]
+outputs = ["r"]
+on = "host"
+"#;
+
+/// What one side names and only that side has does not keep the other from its own.
+#[test]
+fn a_side_needs_nothing_of_what_only_the_other_names() {
+    let (host, device) = (World::new(OWN_TOOLS), World::new(OWN_TOOLS));
+    ["pictures", "model"].iter().for_each(|dir| fs::create_dir(host.path(dir)).unwrap());
+    host.write("exporter", "#!/bin/sh\n# 1\n");
+    host.write("pictures/a.txt", "a");
+    host.write("model/config.json", "{}");
+    device.write("builder", "#!/bin/sh\n");
+    let on = |world: &World, side: &str| world.smelt(&["run", "p.toml", "--on", side]);
+    // Whoever builds all of it needs all of it.
+    for (world, code, lacks) in [(&host, 5, "./builder"), (&device, 3, "path:model")] {
+        let ended = world.smelt(&["run", "p.toml"]);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+        assert!(ended.stderr.contains(lacks), "{}", ended.stderr);
+    }
+    let brought = || {
+        let ended = on(&host, "host");
+        assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+        assert!(ended.stderr.contains("report waits for what the device"), "{}", ended.stderr);
+        carry(&host, &device, "export");
+        done(&on(&device, "device"));
+        let at = |world: &World, stage: &str, file: &str| {
+            let place = world.smelt(&["out", "p.toml", stage]);
+            done(&place);
+            fs::read_to_string(Path::new(place.stdout.trim()).join(file)).unwrap()
+        };
+        let exported = at(&host, "export", "o");
+        assert_eq!(at(&device, "export", "o"), exported);
+        assert_eq!(at(&device, "engine", "e"), exported);
+        carry(&device, &host, "engine");
+        done(&on(&host, "host"));
+        assert_eq!(at(&host, "report", "r"), exported);
+        exported
+    };
+    let first = brought();
+    // Of another program of the host's the device hears by what comes, and builds anew of that.  What the host has of
+    // the device's was made of something else, and waits.
+    host.write("exporter", "#!/bin/sh\n# 2\n");
+    assert_ne!(brought(), first);
+    for (world, side) in [(&host, "host"), (&device, "device")] {
+        let ended = world.smelt(&["run", "p.toml", "--on", side]);
+        assert!(!ended.stderr.contains("started"), "{}", ended.stderr);
+        done(&ended);
+    }
+    // A program of its own is missed.
+    fs::remove_file(device.path("builder")).unwrap();
+    let ended = on(&device, "device");
+    assert_eq!(ended.code, Some(5), "{}", ended.stderr);
+    assert!(ended.stderr.contains("there is no tool \"./builder\" here"), "{}", ended.stderr);
+    // A plan says what it cannot know, and why.
+    let plan = device.smelt(&["plan", "p.toml"]);
+    done(&plan);
+    assert!(plan.stdout.contains("there is no tool \"./exporter\" here"), "{}", plan.stdout);
 }
 
 #[test]

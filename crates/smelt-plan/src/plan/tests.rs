@@ -370,3 +370,34 @@ fn keys_of_every_kind_are_what_they_were() {
     let expect = expect.map(|(name, key)| (name, key.to_owned()));
     assert_eq!(found.collect::<BTreeMap<_, _>>(), BTreeMap::from(expect));
 }
+
+#[test]
+fn spec_keys_know_the_file_and_nothing_of_the_machine() {
+    let text = |argv: &str, on: &str| {
+        format!(
+            "smelt = 1\nname = \"t\"\n[stage.q]\nkind = \"source\"\nfrom = \"path:q\"\n\
+             [stage.e]\nkind = \"command\"\nargv = [\"{argv}\"]\ninputs = [\"q\"]\noutputs = [\"o\"]\n\
+             device = [\"gpu\"]\n{on}"
+        )
+    };
+    let on = "on = \"host\"\n";
+    let keys = |text: &str, content: &[u8]| {
+        let pipeline = Pipeline::parse("t.toml", text, &Overrides::default()).unwrap();
+        let pin = Pin { path: "/q".into(), digest: Digest::of(content) };
+        let tool = Tool { name: "x".to_owned(), pin: pin.clone() };
+        let pins = Pins {
+            paths: [("q".to_owned(), pin)].into(),
+            device: [("gpu", String::from_utf8(content.to_vec()).unwrap())].into(),
+            tools: [(StageName::parse("e").unwrap(), vec![tool])].into(),
+            ..Pins::default()
+        };
+        let plan = Plan::build(&pipeline, &pins).unwrap();
+        let stage = plan.stage(plan.find("e").unwrap());
+        (stage.recipe_key, stage.spec_key)
+    };
+    let (host, device) = (keys(&text("x", on), b"host"), keys(&text("x", on), b"device"));
+    assert_ne!(host.0, device.0);
+    assert!(host.1.is_some() && host.1 == device.1);
+    assert_ne!(keys(&text("y", on), b"host").1, host.1);
+    assert_eq!(keys(&text("x", ""), b"host").1, None);
+}

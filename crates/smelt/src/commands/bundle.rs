@@ -58,8 +58,8 @@ pub(crate) fn run(flags: &BundleFlags) -> Result<Exit, Failed> {
 fn outputs(store: &Store, wanted: &[Sealed]) -> Result<Vec<(BundledOutput, PathBuf)>, Failed> {
     let inventory = store.inventory()?;
     let mut recipes: BTreeMap<Digest, Vec<Digest>> = BTreeMap::new();
-    for Sealed { tree, recipe } in wanted {
-        recipes.entry(*tree).or_default().extend(recipe);
+    for Sealed { tree, recipes: led } in wanted {
+        recipes.entry(*tree).or_default().extend(led);
     }
     let order = with_what_they_name(&inventory, wanted);
     order.into_iter().map(|item| output(store, item, &recipes)).collect()

@@ -44,7 +44,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
         table.row([
             stage.name.to_string(),
             stage.kind.name().to_owned(),
-            status(&loaded.plan, standing),
+            status(&loaded.plan, id, standing),
             key.map_or_else(|| "-".to_owned(), |key| key.short()),
             forecast(&story, &needs, id),
             why(&story, id),
@@ -135,6 +135,9 @@ fn all_in_all(plan: &Plan, story: &Story<'_>) -> Option<String> {
 /// The first change, or what else makes it a miss; a hit needs no reason.
 fn why(story: &Story<'_>, id: StageId) -> String {
     let (standing, _) = &story.standings[id.index()];
+    if let Some(why) = &story.loaded.plan.stage(id).unread {
+        return why.clone();
+    }
     let mut changes = story.changes(id);
     match (standing, changes.len()) {
         (Standing::Hit { .. }, 0) | (Standing::Unknown { .. }, 0) => String::new(),
@@ -149,15 +152,16 @@ fn why(story: &Story<'_>, id: StageId) -> String {
     }
 }
 
-fn status(plan: &Plan, standing: &Standing) -> String {
+fn status(plan: &Plan, id: StageId, standing: &Standing) -> String {
     match standing {
         Standing::Hit { .. } => "hit".to_owned(),
         Standing::Miss(_) => "miss".to_owned(),
-        Standing::Unknown { until, last: None } => {
-            format!("unknown until {}", plan.stage(*until).name)
-        }
-        Standing::Unknown { until, last: Some(key) } => {
-            format!("unknown until {}, last time {}", plan.stage(*until).name, key.short())
+        Standing::Unknown { until, last } => {
+            let last = last.map_or_else(String::new, |key| format!(", last time {}", key.short()));
+            match *until == id {
+                true => format!("unknown here{last}"),
+                false => format!("unknown until {}{last}", plan.stage(*until).name),
+            }
         }
     }
 }
@@ -178,6 +182,7 @@ fn as_json(
     json!({
         "name": stage.name,
         "kind": stage.kind,
+        "on": stage.on.map(|side| side.name()),
         "status": standing.word(),
         "reason": story.verdict(id),
         "changes": story.changes(id),

@@ -15,7 +15,8 @@ use smelt_plan::admission::Forecast;
 use smelt_plan::kind::WRITES;
 use smelt_plan::plan::Stage;
 use smelt_plan::schedule::Wishes;
-use smelt_plan::{Plan, Share, StageId, WarmUp};
+use smelt_plan::share::Led;
+use smelt_plan::{Digest, Plan, Share, StageId, WarmUp};
 use smelt_store::{Lookup, Run, StoreError, Wait};
 
 use crate::checkpoints::Checkpoints;
@@ -58,7 +59,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
 
 pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
-    let access = Access::Build(wait, stop_flag()?);
+    let access = Access::Build(wait, stop_flag()?, flags.on);
     let memo = Memo::of(flags)?;
     if let Some(report) = memo.as_ref().map(|memo| memo.recall(&access)).transpose()?.flatten() {
         return answer_report(flags, &report, start);
@@ -68,6 +69,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let confinement = confinement(flags, plan)?;
     let share = share(flags, &loaded)?;
     let mut wishes = wishes(flags, plan, &share)?;
+    need_here(&loaded, &wishes)?;
     need_secrets(&loaded, &flags.pipeline.pipeline, &wishes)?;
     if start.is_by_name() {
         refuse(&loaded, &flags.pipeline.pipeline, &wishes)?;
@@ -366,14 +368,15 @@ pub(crate) fn listen_no_more() -> Result<(), Failed> {
 fn share(flags: &RunFlags, loaded: &Loaded) -> Result<Share, Failed> {
     let Some(side) = flags.on else { return Ok(Share::default()) };
     let Loaded { plan, store, .. } = loaded;
-    // By recipes alone: what led to an output may be on the other side.
-    let recipes = plan.stages().map(|(_, stage)| &stage.recipe_key);
-    let mut keys = Vec::with_capacity(plan.len());
-    for key in store.resolve_each(recipes)? {
+    let here = |key: Option<Digest>| -> Result<Option<Digest>, Failed> {
         let hit = key.map(|key| store.lookup(&key)).transpose()?.and_then(Lookup::hit);
-        keys.push(key.filter(|_| hit.is_some()));
-    }
-    let share = Share::of(plan, side, |id| keys[id.index()]);
+        Ok(key.filter(|_| hit.is_some()))
+    };
+    let here =
+        |led: Led| Ok(Led { by_recipe: here(led.by_recipe)?, by_shared: here(led.by_shared)? });
+    let led = load::look(loaded, Some(side))?.led.into_iter().map(here);
+    let led: Vec<Led> = led.collect::<Result<_, Failed>>()?;
+    let share = Share::of(plan, side, |id| led[id.index()]);
     match (share.targets.is_empty(), share.waiting.is_empty()) {
         (false, _) => Ok(share),
         (true, false) => Err(Failed::new(Exit::DoesNotFit, waits(flags, plan, &share))),
@@ -383,6 +386,14 @@ fn share(flags: &RunFlags, loaded: &Loaded) -> Result<Share, Failed> {
             Err(Failed::usage(message))
         }
     }
+}
+
+/// Refuses a run that builds a stage of which something is not here.
+fn need_here(loaded: &Loaded, wishes: &Wishes) -> Result<(), Failed> {
+    let Loaded { plan, absent, .. } = loaded;
+    let built = wishes.wanted(plan).into_iter().filter(|id| !wishes.known.contains_key(id));
+    let lacks = built.filter_map(|id| absent.get(&plan.stage(id).name)).next();
+    lacks.map_or(Ok(()), |failed| Err(failed.clone()))
 }
 
 /// Why a side cannot build all that is its own, and how that is brought.

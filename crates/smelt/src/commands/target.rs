@@ -258,10 +258,10 @@ pub(super) fn all(targets: &[PathBuf], sets: &[String]) -> Result<Vec<Target>, F
     Ok(found.into_iter().zip(twice).map(called).collect())
 }
 
-/// An output of the store, and the recipe that led to it, where a pipeline says that.
+/// An output of the store, and the recipe and shared keys that led to it, where a pipeline says that.
 pub(super) struct Sealed {
     pub(super) tree: Digest,
-    pub(super) recipe: Option<Digest>,
+    pub(super) recipes: Vec<Digest>,
 }
 
 /// The outputs of the store that `target` names: of a pipeline its deployments, what nobody in it needs where it has none, and
@@ -277,7 +277,7 @@ pub(super) fn sealed(target: &Path, sets: &[String], is_all: bool) -> Result<Vec
                     dir.display()
                 ))
             })?;
-            Ok(vec![Sealed { tree, recipe: None }])
+            Ok(vec![Sealed { tree, recipes: Vec::new() }])
         }
     }
 }
@@ -337,10 +337,14 @@ impl Asked {
         if wanted.is_empty() {
             wanted = last(plan);
         }
-        let outputs = load::outputs(&self.loaded)?;
+        let looked = load::look(&self.loaded, None)?;
+        let shared = looked.shared.clone();
+        let outputs = load::outputs_of(&self.loaded, looked)?;
         let of = |stage: StageId| {
             let tree = in_store(outputs[stage.index()].as_ref()?, root)?;
-            Some(Sealed { tree, recipe: Some(plan.stage(stage).recipe_key) })
+            let recipe = plan.stage(stage).recipe_key;
+            let recipes = [recipe].into_iter().chain(shared[stage.index()]).collect();
+            Some(Sealed { tree, recipes })
         };
         if is_all {
             return Ok(wanted.into_iter().filter_map(of).collect());
