@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::QuantizeError;
 use super::activations::Activations;
 use super::carry::is_square;
+use super::eliminate::for_chunks;
 use super::gptq::{Basis, Feedback};
 use super::group::{Rounded, Rounder};
 use super::layer::Source;
@@ -192,7 +193,7 @@ impl Trial {
             source.ckpt.read_rows_f32(&target.source, run.clone(), &mut rows)?;
             sample.push((run.start, rows));
         }
-        self.cheapest(&sample, rounder).map_err(|row| {
+        self.cheapest(&sample, rounder, source.threads).map_err(|row| {
             let tensor = target.source.clone();
             QuantizeError::NotFinite { tensor, row }
         })
@@ -200,13 +201,22 @@ impl Trial {
 
     /// The way that costs the outputs of `sample` least, of equals the first: runs of rows, and which row is the first
     /// of each.  It fails at a row that holds a value that no scale can.
-    fn cheapest(&self, sample: &[(usize, Vec<f32>)], rounder: Rounder) -> Result<Fitted, usize> {
+    fn cheapest(
+        &self,
+        sample: &[(usize, Vec<f32>)],
+        rounder: Rounder,
+        threads: usize,
+    ) -> Result<Fitted, usize> {
         let mut best: Option<(f64, Fitted)> = None;
         for way in self.ways.all() {
-            let mut cost = 0.0;
-            for (first, rows) in sample {
-                cost += self.cost(way.1.as_deref(), rows, rounder).map_err(|row| first + row)?;
-            }
+            let mut costs = vec![Ok(0.0); sample.len()];
+            for_chunks(threads, &mut costs, 1, |run, cost| {
+                let (first, rows) = &sample[run];
+                let found = self.cost(way.1.as_deref(), rows, rounder);
+                cost[0] = found.map_err(|row| first + row);
+            });
+            // In the order of the rows, so that the sum depends on no number of threads.
+            let cost = costs.into_iter().sum::<Result<f64, usize>>()?;
             if best.as_ref().is_none_or(|(least, _)| cost < *least) {
                 best = Some((cost, way));
             }
@@ -270,6 +280,7 @@ fn runs(rows: usize) -> Vec<std::ops::Range<usize>> {
 mod tests {
     use super::*;
     use crate::noise::noise;
+    use crate::quantize::figures::Sums;
     use crate::quantize::group::CLIPS;
     use crate::scheme::Scheme;
 
@@ -333,14 +344,14 @@ mod tests {
             let mut trial = Trial::of_rows(rows, width, ("x", grid), (DAMPINGS.len(), 2));
             assert_eq!(matches!(trial.ways, Ways::InTurns { .. }), is_wide);
             let sample = [(0, noise(8, 24 * width)), (30, noise(9, 24 * width))];
-            let in_turns = trial.cheapest(&sample, rounder).unwrap();
+            let in_turns = trial.cheapest(&sample, rounder, 2).unwrap();
             trial.ways = Ways::Fitted(trial.ways.all().collect());
-            let together = trial.cheapest(&sample, rounder).unwrap();
+            let together = trial.cheapest(&sample, rounder, 2).unwrap();
             assert_eq!(in_turns.0, together.0);
             let rounded = |way: Fitted| way.1.unwrap().rounded(&sample[1].1, rounder).unwrap();
             assert_eq!(rounded(in_turns), rounded(together));
             let not_finite = [(30, [vec![0.5; width], vec![f32::NAN; width]].concat())];
-            assert_eq!(trial.cheapest(&not_finite, rounder).err(), Some(31));
+            assert_eq!(trial.cheapest(&not_finite, rounder, 2).err(), Some(31));
         }
     }
 
@@ -352,7 +363,7 @@ mod tests {
         let rows = noise(6, 3 * width);
         let feedback = trial.ways.fitted(0).1.unwrap();
         let (mut out, values) = (Rounded::default(), feedback.rounded(&rows, rounder).unwrap());
-        feedback.round(&rows, rounder, &mut out).unwrap();
+        feedback.round(&rows, rounder, &mut out, &mut Sums::default()).unwrap();
         let mut plain = Rounded::default();
         rounder.rows(&rows, width, Some(&trial.importance), &mut plain).unwrap();
         assert_eq!(out.scales, plain.scales, "scales are those of the weights as they were");

@@ -98,15 +98,17 @@ impl Feedback {
         Self { places: Some(RoundingOrder { order, importance }), ..self }
     }
 
-    /// Rounds `rows` of weights `[rows, inputs]` and appends them to `out`; says what that costs, or
+    /// Rounds `rows` of weights `[rows, inputs]` and appends them to `out`; adds to `sums` what each costs, or says
     /// which row holds a value that no scale can.
     pub(super) fn round(
         &self,
         rows: &[f32],
         rounder: Rounder,
         out: &mut Rounded,
-    ) -> Result<Sums, usize> {
-        Ok(self.solve(rows, rounder)?.put(rows, rounder, out))
+        sums: &mut Sums,
+    ) -> Result<(), usize> {
+        self.solve(rows, rounder)?.put(rows, rounder, out, sums);
+        Ok(())
     }
 
     /// What `rows` `[rows, inputs]` would be rounded to, in their own order of inputs.
@@ -324,8 +326,7 @@ impl Solved {
     }
 
     /// Appends all rows as they are stored.
-    fn put(&self, rows: &[f32], rounder: Rounder, out: &mut Rounded) -> Sums {
-        let mut sums = Sums::default();
+    fn put(&self, rows: &[f32], rounder: Rounder, out: &mut Rounded, sums: &mut Sums) {
         for (n, row) in rows.chunks(self.width).enumerate() {
             let steps = &self.steps[n * self.groups..][..self.groups];
             steps.iter().for_each(|step| rounder.put_step(*step, out));
@@ -335,7 +336,6 @@ impl Solved {
             row_sums.add_row(row, &self.values[here]);
             sums.add(row_sums.sums());
         }
-        sums
     }
 }
 
@@ -363,7 +363,7 @@ mod tests {
                 let mut found = Rounded::default();
                 Basis::new(x, grid.group, 2)
                     .feedback(DAMPING, 2)
-                    .round(&rows, rounder, &mut found)
+                    .round(&rows, rounder, &mut found, &mut Sums::default())
                     .unwrap();
                 assert_eq!(found.quants, alone.quants, "{scheme}");
                 assert_eq!(
@@ -431,6 +431,9 @@ mod tests {
         let rounder = Rounder { grid: Scheme::Int4G32.grid().unwrap(), clips: CLIPS };
         let x = Activations::from_rows(&noise(2, 5 * 40), 40);
         let feedback = Basis::new(x, Some(32), 1).feedback(DAMPING, 1);
-        assert_eq!(feedback.round(&rows, rounder, &mut Rounded::default()), Err(1));
+        assert_eq!(
+            feedback.round(&rows, rounder, &mut Rounded::default(), &mut Sums::default()),
+            Err(1)
+        );
     }
 }

@@ -18,6 +18,10 @@ const BLOCK_BYTES: usize = 256 << 10;
 /// The same where each row meets every activation: blocks of rows share the packing of those.
 const FEEDBACK_BLOCK_BYTES: usize = 2 << 20;
 
+/// The same of what all threads have in hand at once, each with some five times as much for its work: a board of twelve
+/// cores holds no more than one of four.
+const FEEDBACK_BYTES: usize = 8 << 20;
+
 /// Blocks of rows that a thread makes before it writes: the system takes few large writes at less
 /// cost than many small ones.
 const TURN_BLOCKS: usize = 4;
@@ -93,6 +97,11 @@ struct Scratch {
     sums: Sums,
 }
 
+/// How many rows of `width` values in f32 so many bytes hold, at least one.
+fn rows_in(bytes: usize, width: usize) -> usize {
+    (bytes / size_of::<f32>() / width).max(1)
+}
+
 /// Writes the integers of `target`, then its scales, zero points and order; says what it cost.
 pub(super) fn round(
     ckpt: &Checkpoint,
@@ -106,7 +115,8 @@ pub(super) fn round(
         Choice::Alone { .. } => BLOCK_BYTES,
         Choice::Feedback { .. } => FEEDBACK_BLOCK_BYTES,
     };
-    let step = (block_bytes / size_of::<f32>() / width).max(1);
+    let step = rows_in(block_bytes, width);
+    let part = step.min(rows_in(FEEDBACK_BYTES / threads, width));
     let turn = step * TURN_BLOCKS;
     let (mut scales, mut zeros, mut sums) = (Vec::new(), Vec::new(), Sums::default());
     let make = |scratch: &mut Scratch, index: usize| {
@@ -115,13 +125,18 @@ pub(super) fn round(
         let end = rows.min((index + 1) * turn);
         for first in (index * turn..end).step_by(step) {
             let block = first..end.min(first + step);
-            let Scratch { stored, values, .. } = scratch;
-            ckpt.read_rows_through(&target.source, block, stored, values)?;
-            let bad = |row| {
-                let (tensor, row) = (target.source.clone(), first + row);
-                QuantizeError::NotFinite { tensor, row }
-            };
-            let sums = scratch.round(first, width, rounder, choice).map_err(bad)?;
+            // Of each block in the order of its rows, so that sums depend on no number of threads.
+            let mut sums = Sums::default();
+            for first in block.clone().step_by(part) {
+                let Scratch { stored, values, .. } = scratch;
+                let rows = first..block.end.min(first + part);
+                ckpt.read_rows_through(&target.source, rows, stored, values)?;
+                let bad = |row| {
+                    let (tensor, row) = (target.source.clone(), first + row);
+                    QuantizeError::NotFinite { tensor, row }
+                };
+                scratch.round(first, width, (rounder, choice), &mut sums).map_err(bad)?;
+            }
             scratch.sums.add(sums);
         }
         Ok(())
@@ -143,15 +158,15 @@ pub(super) fn round(
 }
 
 impl Scratch {
-    /// Rounds the block of rows in `values`, the first of which is `first`, into `rounded`; says what
-    /// it costs, or which row of the block cannot be rounded.
+    /// Rounds the rows in `values`, the first of which is `first`, into `rounded`; adds to `sums` what each costs, or says
+    /// which of them cannot be rounded.
     fn round(
         &mut self,
         first: usize,
         width: usize,
-        rounder: Rounder,
-        choice: &Choice<'_>,
-    ) -> Result<Sums, usize> {
+        (rounder, choice): (Rounder, &Choice<'_>),
+        sums: &mut Sums,
+    ) -> Result<(), usize> {
         match choice {
             Choice::Feedback { feedback, order } => {
                 for row in self.values.chunks_mut(width) {
@@ -160,16 +175,18 @@ impl Scratch {
                     self.changed.extend(order.iter().map(|input| row[*input]));
                     row.copy_from_slice(&self.changed);
                 }
-                feedback.round(&self.values, rounder, &mut self.rounded)
+                return feedback.round(&self.values, rounder, &mut self.rounded, sums);
             }
             Choice::Alone { change, importance } if change.is_none() => {
                 let importance = importance.as_deref();
-                rounder.rows(&self.values, width, importance, &mut self.rounded)
+                sums.add(rounder.rows(&self.values, width, importance, &mut self.rounded)?);
             }
             Choice::Alone { change, importance } => {
-                self.round_changed(first, width, rounder, (change, importance.as_deref()))
+                let importance = importance.as_deref();
+                sums.add(self.round_changed(first, width, rounder, (change, importance))?);
             }
         }
+        Ok(())
     }
 
     /// The same after a change; the cost is that of the weights before it.
