@@ -3,7 +3,7 @@
 //! Outputs of the other side come as a bundle with their shared keys, so a run finds them without what they were made of,
 //! whatever made them there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::digest::Digest;
 use crate::key;
@@ -130,9 +130,23 @@ impl<'a> SharedKeys<'a> {
     }
 }
 
+/// The stages that a side may have to build, whatever is there: its own, and those of nobody that they need.
+pub fn may_build(plan: &Plan, side: Side) -> BTreeSet<StageId> {
+    let sides = sides(plan);
+    let stages: Vec<StageId> = plan.stages().map(|(id, _)| id).collect();
+    let mut found = BTreeSet::new();
+    for &id in stages.iter().rev() {
+        if sides[id.index()] == Some(side) || found.contains(&id) {
+            found.insert(id);
+            found.extend(plan.stage(id).needs().filter(|need| sides[need.index()].is_none()));
+        }
+    }
+    found
+}
+
 /// Whose each stage is: what it says itself, else the device's if it needs one of the device's, else the host's if it
 /// needs one of the host's.  Others are built where they are needed.
-fn sides(plan: &Plan) -> Vec<Option<Side>> {
+pub fn sides(plan: &Plan) -> Vec<Option<Side>> {
     let mut sides: Vec<Option<Side>> = Vec::with_capacity(plan.len());
     for (_, stage) in plan.stages() {
         sides.push(stage.on.or_else(|| stage.needs().filter_map(|need| sides[need.index()]).max()));
@@ -229,6 +243,17 @@ mod tests {
         // On its own side an output counts by its key.
         assert_eq!(keys(Some("1"), Some("3"))["deployment"], one["deployment"]);
         assert_eq!(keys(Some("1"), Some("3"))["page"], None);
+    }
+
+    #[test]
+    fn a_side_may_build_its_own_and_what_is_nobody_s() {
+        let plan = plan();
+        let named = |side| {
+            let all = may_build(&plan, side).into_iter();
+            all.map(|id| plan.stage(id).name.to_string()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(named(Side::Host), "checkpoint quant page");
+        assert_eq!(named(Side::Device), "engine deployment");
     }
 
     #[test]

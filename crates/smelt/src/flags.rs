@@ -461,7 +461,7 @@ fn size(text: &str) -> Result<u64, String> {
     quantity::bytes(text).map_err(|error| error.to_string())
 }
 
-fn side(text: &str) -> Result<Side, String> {
+pub(crate) fn side(text: &str) -> Result<Side, String> {
     Side::parse(text).ok_or_else(|| format!("one of {}", Side::WORDS.join(", ")))
 }
 

@@ -3,6 +3,7 @@
 //! Looked at are files and the environment.  No program is started, no store opened and nothing fetched: a pipeline whose
 //! tools are missing has no plan yet.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::path::Path;
 
@@ -14,13 +15,13 @@ use smelt_plan::device::Facts;
 use smelt_plan::kind::engine_build::GraphBackend;
 use smelt_plan::kind::verify::WEIGHTS_ONLY;
 use smelt_plan::kind::{BACKEND, SECRETS, TARGET, TOOL, WRITES};
-use smelt_plan::pipeline::{InputRef, StageSpec};
-use smelt_plan::{Kind, Pipeline};
+use smelt_plan::pipeline::{InputRef, PipelineError, StageSpec};
+use smelt_plan::{Kind, Pipeline, Plan, Side, StageId, share};
 use smelt_tensorrt::{COMPILER_CURE, LibraryError};
 
 use crate::stage::order::place;
 use crate::tools::parts::{Parts, VendorTool};
-use crate::{cards, device, tools};
+use crate::{cards, device, pins, tools};
 
 /// Something that a stage needs.
 struct Need {
@@ -48,14 +49,32 @@ impl Lack {
     }
 }
 
-/// What is so of each stage, in their order: one finding for each thing that lacks, or one that says what is here.
-pub(crate) fn findings(pipeline: &Pipeline, folder: &Path) -> Vec<Finding> {
+/// What is so of each stage that `side` may have to build, in their order: one finding for each thing that lacks, or one
+/// that says what is here.
+///
+/// # Errors
+/// When the stages have no order.
+pub(crate) fn findings(
+    pipeline: &Pipeline,
+    side: Option<Side>,
+    folder: &Path,
+) -> Result<Vec<Finding>, PipelineError> {
     let facts = device::facts(pipeline);
-    let of = |spec: &StageSpec| judged(spec, needs(pipeline, &facts, spec, folder));
-    pipeline.stages.iter().flat_map(of).collect()
+    let plan = Plan::build(pipeline, &pins::none(pipeline))?;
+    let whose = share::sides(&plan);
+    let built = side.map(|side| share::may_build(&plan, side));
+    let ids: BTreeMap<&str, StageId> =
+        plan.stages().map(|(id, stage)| (stage.name.as_str(), id)).collect();
+    let of = |spec: &StageSpec| {
+        let id = ids[spec.name.as_str()];
+        let is_built = built.as_ref().is_none_or(|built| built.contains(&id));
+        let needs = is_built.then(|| needs(pipeline, &facts, spec, folder))?;
+        Some(judged(spec, whose[id.index()], needs))
+    };
+    Ok(pipeline.stages.iter().filter_map(of).flatten().collect())
 }
 
-fn judged(spec: &StageSpec, needs: Vec<Need>) -> Vec<Finding> {
+fn judged(spec: &StageSpec, side: Option<Side>, needs: Vec<Need>) -> Vec<Finding> {
     let (mut findings, mut here) = (Vec::new(), Vec::new());
     for Need { id, name, found } in needs {
         match found {
@@ -71,7 +90,8 @@ fn judged(spec: &StageSpec, needs: Vec<Need>) -> Vec<Finding> {
     }
     if findings.is_empty() {
         let here = if here.is_empty() { "nothing but smelt".to_owned() } else { here.join(", ") };
-        let title = format!("stage {} ({}) needs {here}", spec.name, spec.kind.name());
+        let side = side.map_or_else(String::new, |side| format!(", the {side}'s"));
+        let title = format!("stage {} ({}{side}) needs {here}", spec.name, spec.kind.name());
         findings.push(Finding::new(Severity::Ok, "stage", title));
     }
     findings

@@ -203,6 +203,16 @@ fn a_side_needs_nothing_of_what_only_the_other_names() {
     host.write("model/config.json", "{}");
     device.write("builder", "#!/bin/sh\n");
     let on = |world: &World, side: &str| world.smelt(&["run", "p.toml", "--on", side]);
+    for (world, side) in [(&host, "host"), (&device, "device")] {
+        let ended = world.smelt(&["doctor", "p.toml", "--on", side]);
+        done(&ended);
+        assert!(
+            ended.stdout.contains(&format!("(command, the {side}'s) needs")),
+            "{}",
+            ended.stdout
+        );
+        assert_eq!(world.smelt(&["doctor", "p.toml"]).code, Some(1));
+    }
     // Whoever builds all of it needs all of it.
     for (world, code, lacks) in [(&host, 5, "./builder"), (&device, 3, "path:model")] {
         let ended = world.smelt(&["run", "p.toml"]);

@@ -34,7 +34,7 @@ pub(crate) fn run(flags: &DoctorFlags) -> Result<Exit, Failed> {
     }
     #[cfg(feature = "build")]
     if let Some(asked) = flags.asked() {
-        return stages(&asked, flags.json);
+        return stages(&asked, flags);
     }
     let facts = facts(flags)?;
     let findings = judge(&facts);
@@ -60,9 +60,10 @@ pub(crate) fn run(flags: &DoctorFlags) -> Result<Exit, Failed> {
 
 /// What the stages of a pipeline need, and what of it is here.
 #[cfg(feature = "build")]
-fn stages(asked: &PipelineFlags, is_json: bool) -> Result<Exit, Failed> {
-    let findings = readiness::findings(&load::parse(asked)?, asked.folder());
-    if is_json {
+fn stages(asked: &PipelineFlags, flags: &DoctorFlags) -> Result<Exit, Failed> {
+    let pipeline = load::parse(asked)?;
+    let findings = readiness::findings(&pipeline, flags.on, asked.folder())?;
+    if flags.json {
         let document = json!({ "findings": findings });
         answer(format_args!("{document:#}\n"))?;
     } else {

@@ -3,6 +3,9 @@
 use std::path::PathBuf;
 
 #[cfg(feature = "build")]
+use smelt_plan::Side;
+
+#[cfg(feature = "build")]
 use crate::flags::PipelineFlags;
 
 use clap::Args;
@@ -16,6 +19,10 @@ pub(crate) struct DoctorFlags {
     #[cfg(feature = "build")]
     #[arg(long = "set", value_name = "NAME=VALUE", requires = "pipeline")]
     pub(crate) sets: Vec<String>,
+    /// Only the stages that this side, host or device, may build
+    #[cfg(feature = "build")]
+    #[arg(long, value_name = "SIDE", value_parser = super::side, requires = "pipeline")]
+    pub(crate) on: Option<Side>,
     /// Examine a captured tree of another device's files (its /proc, /sys, /etc, …) instead
     #[arg(long, value_name = "DIR")]
     #[cfg_attr(feature = "build", arg(conflicts_with = "pipeline"))]
