@@ -159,6 +159,324 @@ fn what_tools_say_is_understood() {
     }
 }
 
+/// The signatures that a line hits, whatever their rank.
+fn hits(line: &str) -> String {
+    let signatures = Signatures::built_in();
+    let ids = signatures.set.matches(line).into_iter().map(|at| signatures.all[at].id.as_str());
+    ids.collect::<Vec<_>>().join(" ")
+}
+
+/// open-mmlab/mmdeploy#1063: the parser goes on to look among plugins.
+#[test]
+fn an_operator_that_a_plugin_may_have_is_no_failure() {
+    let line =
+        "[I] [TRT] No importer registered for op: TRTBatchedNMS. Attempting to import as plugin.";
+    assert_eq!(hits(line), "");
+    assert_eq!(hits("ERROR: No importer registered for op: TRTBatchedNMS"), "onnx-parse");
+}
+
+/// Lines from users' reports, each named above the signature that it is of.
+#[test]
+fn what_users_report_is_understood() {
+    let rows = [
+        // ultralytics#16449
+        (
+            "Serialization assertion plan->header.magicTag == rt::kPLAN_MAGIC_TAG failed.",
+            "tool-rejected engine-header",
+        ),
+        // triple-mu/YOLOv8-TensorRT#142
+        (
+            "[08/24/2023-13:26:11] [TRT] [E] 1: [stdArchiveReader.cpp::nvinfer1::rt::StdArchiveReader::StdArchiveReader::30] Error Code 1: Serialization (Serialization assertion magicTagRead == kMAGIC_TAG failed.Magic tag does not match)\n\
+             [08/24/2023-13:26:11] [TRT] [E] 4: [runtime.cpp::nvinfer1::Runtime::deserializeCudaEngine::50] Error Code 4: Internal Error (Engine deserialization failed.)",
+            "tool-rejected engine-header",
+        ),
+        // NVIDIA/TensorRT#1384
+        (
+            "coreReadArchive.cpp (31) - Serialization Error in verifyHeader: 0 (Magic tag does not match)\n\
+             INVALID_STATE: std::exception\nINVALID_CONFIG: Deserialize the cuda engine failed.",
+            "tool-rejected engine-header",
+        ),
+        // NVIDIA/TensorRT#2105
+        (
+            "[06/29/2022-16:20:45] [TRT] [E] 1: [stdArchiveReader.cpp::StdArchiveReader::35] Error Code 1: Serialization (Serialization assertion safeVersionRead == safeSerializationVersion failed.Version tag does not match. Note: Current Version: 0, Serialized Engine Version: 43)\n\
+             [06/29/2022-16:20:45] [TRT] [E] 4: [runtime.cpp::deserializeCudaEngine::50] Error Code 4: Internal Error (Engine deserialization failed.)",
+            "tool-rejected engine-version",
+        ),
+        // yuvraj108c/ComfyUI-Dwpose-Tensorrt#5
+        (
+            "[E] IRuntime::deserializeCudaEngine: Error Code 1: Serialization (Serialization assertion stdVersionRead == kSERIALIZATION_VERSION failed.Version tag does not match. Note: Current Version: 237, Serialized Engine Version: 239)",
+            "tool-rejected engine-version",
+        ),
+        // wayyeah/PointPillarTensorRT-ROS#7
+        (
+            "trt_infer: 6: The engine plan file is generated on an incompatible device, expecting compute 7.2 got compute 8.7, please rebuild.\n\
+             trt_infer: 4: [runtime.cpp::deserializeCudaEngine::65] Error Code 4: Internal Error (Engine deserialization failed.)",
+            "tool-rejected engine-device",
+        ),
+        // NVIDIA/TensorRT#4832
+        (
+            "Error Code 9: ... [type.cpp:186: infer_type] Could not infer output types for operation:",
+            "tool-rejected type-inference",
+        ),
+        // TensorRT-LLM#54
+        (
+            "[10/21/2023-07:49:30] [TRT] [E] 9: Skipping tactic0x0000000000000000 due to exception PLUGIN_V2 operation not supported within this graph.\n\
+             [10/21/2023-07:49:30] [TRT] [E] 10: Could not find any implementation for node {ForeignNode[GPTLMHeadModel/layers/0/attention/qkv/CONSTANT_1 + GPTLMHeadModel/layers/0/attention/qkv/SHUFFLE_0...GPTLMHeadModel/layers/0/attention/PLUGIN_V2_GPTAttention_0]}.\n\
+             [10/21/2023-07:49:30] [TRT-LLM] [E] Engine building failed, please check the error log.",
+            "tool-rejected no-implementation-of-type",
+        ),
+        // ELS-RD/transformer-deploy#43
+        (
+            "[01/14/2022-11:18:37] [TRT] [W] Calibrator is not being used. Users must provide dynamic range for all tensors that are not Int32 or Bool.\n\
+             [01/14/2022-11:18:37] [TRT] [E] 4: [standardEngineBuilder.cpp::initCalibrationParams::1402] Error Code 4: Internal Error (Calibration failure occurred with no scaling factors detected. This could be due to no int8 calibrator or insufficient custom scales for network layers. Please see int8 sample to setup calibration correctly.)\n\
+             [01/14/2022-11:18:37] [TRT] [E] 2: [builder.cpp::buildSerializedNetwork::609] Error Code 2: Internal Error (Assertion enginePtr != nullptr failed. )",
+            "tool-rejected int8-no-scales",
+        ),
+        // NVIDIA/Model-Optimizer#70
+        (
+            "[09/11/2024-21:49:27] [E] Error[9]: IBuilder::buildSerializedNetwork: Error Code 9: API Usage Error (Networks with FP8 Q/DQ layers require hardware with FP8 support.)\n\
+             [09/11/2024-21:49:27] [E] Engine could not be created from network\n\
+             [09/11/2024-21:49:27] [E] Building engine failed\n\
+             [09/11/2024-21:49:27] [E] Failed to create engine from model or file.\n\
+             [09/11/2024-21:49:27] [E] Engine set up failed",
+            "tool-rejected precision-hardware",
+        ),
+        // TensorRT-LLM#1428
+        (
+            "[04/09/2024-16:26:41] [TRT] [E] 9: [standardEngineBuilder.cpp::buildEngine::2266] Error Code 9: Internal Error (Networks with FP8 precision require hardware with FP8 support.)\n\
+             [04/09/2024-16:26:41] [TRT-LLM] [E] Engine building failed, please check the error log.",
+            "tool-rejected precision-hardware",
+        ),
+        // NVIDIA/TensorRT#3157
+        (
+            "[standardEngineBuilder.cpp::buildEngine::2072] Error Code 9: Internal Error (Networks with QuantizeLayer/DequantizeLayer layers require hardware with Int8 support.)",
+            "tool-rejected precision-hardware",
+        ),
+        // TensorRT-Edge-LLM#89
+        (
+            "[07:48:03.546] [ERROR] [TensorRT] IBuilder::buildSerializedNetwork: Error Code 9: API Usage Error (INT8 and FP8 mixed precision is allowed only when building network with kSTRONGLY_TYPED mode on Blackwell+ platforms.)\n\
+             [07:48:03.546] [ERROR] [builderUtils.cpp:313:buildAndSerializeEngine] Failed to build serialized engine\n\
+             [07:48:04.430] [ERROR] [llm_build.cpp:242:main] Failed to build LLM engine.",
+            "tool-rejected precision-mixed",
+        ),
+        (
+            "[07:48:03.546] [ERROR] [builderUtils.cpp:313:buildAndSerializeEngine] Failed to build serialized engine",
+            "tool-rejected builder-generic",
+        ),
+        // TensorRT-LLM#582
+        (
+            "[12/06/2023-05:15:03] [TRT] [E] 9: [pluginV2Builder.cpp::reportPluginError::24] Error Code 9: Internal Error (LLaMAForCausalLM/layers/0/attention/PLUGIN_V2_GPTAttention_0: could not find any supported formats consistent with input/output data types)\n\
+             [12/06/2023-05:15:03] [TRT-LLM] [E] Engine building failed, please check the error log.\n\
+             AssertionError: Failed to build engine for rank 0",
+            "tool-rejected plugin-types",
+        ),
+        // NVIDIA/TensorRT#149
+        (
+            "[E] [TRT] Cuda initialization failure with error 100. Please check cuda installation: http://docs.nvidia.com/cuda/cuda-installation-guide-linux/index.html.",
+            "tool-rejected cuda-init",
+        ),
+        (
+            "[E] [TRT] Cuda initialization failure with error 2. Please check cuda installation:  http://docs.nvidia.com/cuda/cuda-installation-guide-linux/index.html.",
+            "device-memory cuda-init-memory",
+        ),
+        // wang-xinyu/tensorrtx#901
+        (
+            "pycuda._driver.LogicError: cuInit failed: forward compatibility was attempted on non supported HW",
+            "tool-rejected cuda-init",
+        ),
+        // NVIDIA/TensorRT#2879
+        (
+            "[04/15/2023-04:37:46] [W] [TRT] CUDA initialization failure with error: 35. Please check your CUDA installation:  http://docs.nvidia.com/cuda/cuda-installation-guide-linux/index.html",
+            "tool-rejected cuda-driver",
+        ),
+        // NVIDIA/TensorRT#2793
+        ("CUDA initialization failure with error: 222.", "tool-rejected cuda-driver"),
+        // NVIDIA-AI-IOT/torch2trt#711
+        (
+            "Error Code 1: Cuda Runtime (CUDA driver version is insufficient for CUDA runtime version)",
+            "tool-rejected cuda-driver",
+        ),
+        // NVIDIA/TensorRT#3826
+        (
+            "[04/25/2024-15:52:54] [TRT] [E] 1: [caskUtils.cpp::nvinfer1::rt::task::trtSmToCask::193] Error Code 1: Internal Error (Unsupported SM: 0x601)",
+            "tool-rejected gpu-unsupported",
+        ),
+        // NVIDIA/TensorRT#2332
+        (
+            "ERROR: ../rtSafe/cuda/caskUtils.cpp (80) - Assertion Error in trtSmToCask: 0 (Unsupported SM.)",
+            "tool-rejected gpu-unsupported",
+        ),
+        // NVIDIA/TensorRT#1035
+        (
+            "[01/29/2021-10:26:48] [F] [TRT] Assertion failed: (smVersion < SM_VERSION_A100) && \"SM version not supported in this NVRTC version\"",
+            "tool-rejected gpu-unsupported",
+        ),
+        // DDTRobot/tita_rl_sim2sim2real#7
+        (
+            "[07/19/2025-23:34:55] [E] Error[9]: IBuilder::buildSerializedNetwork: Error Code 9: API Usage Error (Target GPU SM 120 is not supported by this TensorRT release.)\n\
+             [07/19/2025-23:34:55] [E] Engine could not be created from network",
+            "tool-rejected gpu-unsupported",
+        ),
+        // NVIDIA/TensorRT-RTX#33
+        (
+            "MyelinCheckException: hfc.cpp:120: CHECK(false) failed. target_sm '110' does not have arch kind assigned.",
+            "tool-rejected rtx-target",
+        ),
+        // NVIDIA/TensorRT-RTX#20
+        (
+            "Internal Error: MyelinCheckException: cudnn_graph_utils.h:379: CHECK(false) failed. cuDNN graph compilation failed.",
+            "tool-rejected myelin-check",
+        ),
+        // NVIDIA/TensorRT#3061
+        (
+            "Unable to open library: libnvinfer_plugin.so.8 due to libcublas.so.11: cannot open shared object file: No such file or directory",
+            "tool-rejected library-missing",
+        ),
+        // NVIDIA/TensorRT#3402
+        (
+            "[10/25/2023-11:34:04] [E] Uncaught exception detected: Unable to open library: libnvinfer_plugin.so.8 due to /home/cwang/work/depend/TensorRT-8.6.0.12/targets/x86_64-linux-gnu/lib/libnvinfer_plugin.so.8: file too short",
+            "tool-rejected library-missing",
+        ),
+        // yeyupiaoling/Whisper-Finetune#16
+        (
+            "Could not load library libcudnn_ops_infer.so.8. Error: libcudnn_ops_infer.so.8: cannot open shared object file: No such file or directory\n\
+             Please make sure libcudnn_ops_infer.so.8 is in your library path!\nAborted",
+            "tool-rejected library-missing",
+        ),
+        // Isaac-GR00T#380
+        (
+            "[09/23/2025-16:41:15] [E] Error[4]: IBuilder::buildSerializedNetworkToStream: Error Code 4: API Usage Error (Dimension mismatch for tensor vit_embeds and profile 0. At dimension axis 1, profile has min=256, opt=512, max=512 but tensor has 256. In validate at optimizer/api/network.cpp:3788)",
+            "tool-rejected profile-sizes",
+        ),
+        // TensorRT-LLM#1109
+        (
+            "RuntimeError: Provided tensor names are different from those expected by the engine.",
+            "tool-rejected tensor-names",
+        ),
+        // TensorRT-LLM#4253
+        (
+            "[TensorRT-LLM][WARNING] Have not found any valid GEMM config for shape (m=1, n=768, k=2048). Will try to use default or fail at runtime",
+            "",
+        ),
+        (
+            "  what():  [TensorRT-LLM][ERROR] Assertion failed: MOE GEMM1 Config is not set (/builds/ftp/internalcutlasskernels/cpp/tensorrt_llm/kernels/internal_cutlass_kernels/src/moe_gemm/moe_kernels.cu:2684)",
+            "tool-rejected gemm-missing",
+        ),
+        // TensorRT-LLM#1792
+        (
+            "  what():  [TensorRT-LLM][ERROR] Assertion failed: No valid weight only groupwise GEMM tactic(It is usually caused by the failure to execute all candidate configurations of the CUTLASS kernel, please pay attention to the warning information when building the engine.)",
+            "tool-rejected gemm-missing",
+        ),
+        // TensorRT-Edge-LLM#210
+        (
+            "[E] Error Code: 2: int4_groupwise_gemm_v2_4: Failed to enqueue status -1\n\
+             [E] [inline single-rank] handleRequest failed: Failed to execute base model for prefill step.",
+            "tool-rejected edgellm-int4",
+        ),
+    ];
+    for (log, expect) in rows {
+        assert_eq!(found(log), expect, "{log}");
+    }
+    // NVIDIA/TensorRT#1326, whose graph builds where its inputs are not of INT8.
+    let line = "[TensorRT] WARNING: Calibrator is not being used. Users must provide dynamic range for all tensors that are not Int32.";
+    assert_eq!((found(line), hits(line)), (String::new(), "int8-no-calibrator".to_owned()));
+}
+
+#[test]
+fn what_a_dla_refuses_is_told_from_what_it_leaves_to_the_gpu() {
+    let warnings = [
+        // ultralytics#23488
+        (
+            "[01/29/2026-15:42:39] [TRT] [W] Layer '/model.23/Slice_1' (SLICE): Unsupported on DLA. Switching this layer's device type to GPU.",
+            "dla-fallback",
+        ),
+        // ultralytics#18012
+        (
+            "[12/04/2024-11:57:45] [TRT] [W] Validation failed for DLA layer: /model.10/m/m.0/attn/Reshape. Switching to GPU fallback.",
+            "dla-fallback",
+        ),
+        // marcoslucianops/DeepStream-Yolo#27
+        (
+            "WARNING: [TRT]: Default DLA is enabled but layer leaky_1 is not supported on DLA, falling back to GPU.",
+            "dla-fallback",
+        ),
+        (
+            "WARNING: [TRT]: DLA supports only 8 subgraphs per DLA core. Switching to GPU for layer conv_6",
+            "dla-subgraphs",
+        ),
+        // NVIDIA/TensorRT#2318
+        (
+            "[W] [TRT] setDefaultDeviceType was called but no layer in the network can run on DLA.",
+            "dla-fallback",
+        ),
+        (
+            "[W] [TRT] DLA LAYER: Batch size (combined volume except for CHW dimensions) 128 for layer EltWise multiplication in likelihood calculation exceeds max batch size allowed of 32.",
+            "dla-batch",
+        ),
+        // onnx/tensorflow-onnx#1632
+        (
+            "[W] [TRT] DLA Layer shuffle_netv2/shufflenet_stage_2/shufflenet_unit1_11/activation_32/Relu does not support dynamic shapes in any dimension.",
+            "dla-shapes",
+        ),
+        // open-mmlab/mmdeploy#1063
+        (
+            "[09/17/2022-14:19:24] [TRT] [W] DLA requests all profiles have same min, max, and opt value. All dla layers are falling back to GPU",
+            "dla-shapes",
+        ),
+    ];
+    for (line, id) in warnings {
+        assert_eq!((found(line).as_str(), hits(line).as_str()), ("", id), "{line}");
+    }
+    let causes = [
+        // NVIDIA-ISAAC-ROS/isaac_ros_depth_segmentation#12
+        ("Cannot create DLA engine, 0 not available", "dla-absent"),
+        // NVIDIA-AI-IOT/trt_pose_hand#19
+        (
+            "[TRT] [E] 3: [builderConfig.cpp::canRunOnDLA::382] Error Code 3: API Usage Error (Parameter check failed at: optimizer/api/builderConfig.cpp::canRunOnDLA::382, condition: dlaEngineCount > 0",
+            "dla-absent",
+        ),
+        // NVIDIA/TensorRT#2426
+        (
+            "ERROR: [Torch-TensorRT TorchScript Conversion Context] - 1: [nvdlaUtils.cpp::submit::198] Error Code 1: DLA (Failure to submit program to DLA engine.)\n\
+             ERROR: [Torch-TensorRT TorchScript Conversion Context] - 2: [builder.cpp::buildSerializedNetwork::620] Error Code 2: Internal Error (Assertion engine != nullptr failed. )",
+            "dla-program",
+        ),
+        // NVIDIA/TensorRT#2252
+        (
+            "NVMEDIA_DLA :  528, ERROR: load from memory failed.\n\
+             [E] [TRT] dla/dlaUtils.cpp (171) - DLA Error in deserialize: 7 (Failure to load program.)",
+            "dla-program",
+        ),
+        // NVIDIA/TensorRT#828
+        (
+            "[09/29/2020-17:08:38] [E] [TRT] ../builder/cudnnBuilder2.cpp (1757) - Assertion Error in operator(): 0 (et.region->getType() == RegionType::kNVM)\n\
+             [09/29/2020-17:08:38] [E] Engine creation failed\n[09/29/2020-17:08:38] [E] Engine set up failed",
+            "dla-assertion",
+        ),
+        // NVIDIA/TensorRT#2307
+        (
+            "[01/01/1970-02:48:31] [E] Error[2]: [nvmediaTensorCache.cpp::registerTensor::80] Error Code 2: Internal Error (Assertion nbTensors <= capacity() failed. Found a case where the cache is too small.)\n\
+             [01/01/1970-02:48:31] [E] Engine could not be created from network",
+            "dla-assertion",
+        ),
+        // NVIDIA/TensorRT#4165
+        (
+            "09/27/2024-17:35:27] [E] Error[2]: [foreignNode.cpp::determineCandidateForeignNodes::895] Error Code 2: Internal Error (Safety certified DLA should only have one graph for the whole network.)\n\
+             [09/27/2024-17:35:27] [E] Engine could not be created from network\n\
+             [09/27/2024-17:35:27] [E] Building engine failed",
+            "dla-standalone",
+        ),
+        // NVIDIA-AI-IOT/cuDLA-samples#34
+        (
+            "[04/22/2024-19:51:27] [E] Error[2]: [nvmRegionOptimizer.cpp::forceToUseNvmIO::175] Error Code 2: Internal Error (Assertion std::all_of(a->consumers.begin(), a->consumers.end(), [](Node* n) { return isDLA(n->backend); }) failed. )",
+            "dla-standalone",
+        ),
+    ];
+    for (log, id) in causes {
+        assert_eq!(found(log), format!("tool-rejected {id}"), "{log}");
+    }
+}
+
 #[test]
 fn the_number_of_an_ioctl_is_never_a_size() {
     for line in [
