@@ -1,6 +1,9 @@
 # The tests of a machine whose kernel is another one; one program has them.
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp TMPDIR=/tmp
 mount -t securityfs security /sys/kernel/security
+# Stages get terminals of their own, so tests open some.
+mkdir -p /dev/pts
+mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
 /run/busybox ip link set lo up
 # Serves itself a folder in memory by NFS, with programs of packages that are not installed.  Nobody has held
 # anything there before, so nobody is waited for to claim it.
