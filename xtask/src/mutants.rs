@@ -42,7 +42,7 @@ struct Row {
 }
 
 /// Unit tests alone: they are what a change of these files is tried with first, and take seconds.
-const ROWS: [Row; 9] = [
+const ROWS: [Row; 10] = [
     Row {
         name: "schedule",
         package: "smelt-plan",
@@ -61,6 +61,7 @@ const ROWS: [Row; 9] = [
         files: &["key.rs", "digest.rs"],
         tests: &["key::", "digest::", "plan::", "pipeline::"],
     },
+    Row { name: "share", package: "smelt-plan", files: &["share.rs"], tests: &["share::"] },
     Row { name: "guard", package: "smelt-watch", files: &["guard.rs"], tests: &["guard::"] },
     Row {
         name: "classify",

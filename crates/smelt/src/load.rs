@@ -18,7 +18,7 @@ use crate::console::tell;
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
-use crate::pins::{self, Absent, Ask};
+use crate::pins::{self, Absent, Addresses, Ask};
 use crate::shipped;
 use crate::table::some;
 
@@ -152,8 +152,13 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
         Access::Look => Ask::Hub,
         Access::Build(_, stop, _) => Ask::HubForRun(stop),
     };
+    let asked = match &access {
+        Access::Build(_, _, Some(side)) => Some(pins::hubs_of(&pipeline, *side)?),
+        _ => None,
+    };
     let mut absent = Absent::new();
     let missed = (!access.needs_all(&pipeline)).then_some(&mut absent);
+    let addresses = Addresses { all: addresses, asked };
     let pins = pins::all(&pipeline, &flags.pipeline, addresses, ask, &store, missed)?;
     let absolute = |path: &str| std::path::absolute(flags.folder().join(path));
     let roots = pipeline.paths().into_iter().filter_map(|path| absolute(path).ok()).collect();

@@ -3,7 +3,7 @@
 //!
 //! What is pinned enters the keys.  Nothing is downloaded here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use smelt_hub::{Address, Hub, HubError, Resolved};
 use smelt_plan::pipeline::{InputRef, StageSpec};
 use smelt_plan::plan::{HubPin, Pin};
-use smelt_plan::{Digest, Kind, Pins, Pipeline, StageName};
+use smelt_plan::{Digest, Kind, Pins, Pipeline, Plan, Side, StageName, share};
 use smelt_store::{DigestError, Store, is_disk_failing};
 
 use crate::console::tell;
@@ -61,6 +61,25 @@ pub(crate) fn addresses(pipeline: &Pipeline) -> Result<BTreeMap<String, Address>
     pipeline.hubs().into_iter().map(address).collect()
 }
 
+/// Addresses of hubs, and of which of them a hub is asked, where it is not asked of all.
+pub(crate) struct Addresses {
+    pub(crate) all: BTreeMap<String, Address>,
+    pub(crate) asked: Option<BTreeSet<String>>,
+}
+
+/// The `hf:` that a side may have to fetch: a board without a network need not wait for what only its host fetches.
+pub(crate) fn hubs_of(pipeline: &Pipeline, side: Side) -> Result<BTreeSet<String>, Failed> {
+    let plan = Plan::build(pipeline, &none(pipeline))?;
+    let built = share::may_build(&plan, side);
+    let names: BTreeSet<&StageName> = built.iter().map(|id| &plan.stage(*id).name).collect();
+    let stages = pipeline.stages.iter().filter(|stage| names.contains(&stage.name));
+    let hub = |from: &InputRef| match from {
+        InputRef::Hub(text) => Some(text.clone()),
+        InputRef::Stage(_) | InputRef::Path(_) => None,
+    };
+    Ok(stages.flat_map(|stage| &stage.inputs).filter_map(|input| hub(&input.from)).collect())
+}
+
 /// Stages of which something that they name is not here, and what a run says that wants to build one.
 pub(crate) type Absent = BTreeMap<StageName, Failed>;
 
@@ -89,7 +108,7 @@ pub(crate) fn absent_or_failed<'a>(
 pub(crate) fn all(
     pipeline: &Pipeline,
     file: &Path,
-    addresses: BTreeMap<String, Address>,
+    addresses: Addresses,
     ask: Ask<'_>,
     store: &Store,
     mut absent: Option<&mut Absent>,
@@ -258,12 +277,14 @@ pub(crate) fn may_be_checkpoint(path: &Path) -> io::Result<bool> {
 
 fn hubs(
     pipeline: &Pipeline,
-    addresses: BTreeMap<String, Address>,
+    Addresses { all, asked }: Addresses,
     ask: Ask<'_>,
     mut absent: Option<&mut Absent>,
 ) -> Result<BTreeMap<String, HubPin>, Failed> {
     let mut pins = BTreeMap::new();
-    for (text, address) in addresses {
+    for (text, address) in all {
+        let is_asked = asked.as_ref().is_none_or(|asked| asked.contains(&text));
+        let ask = if is_asked { ask } else { Ask::Cache };
         let Resolved { commit, remembered } = match resolve(&address, ask)? {
             Ok(resolved) => resolved,
             Err(error) => {

@@ -1,6 +1,7 @@
 //! `smelt bundle` and `smelt unbundle`: what was built here answers there.
 
 use std::fs::{self, OpenOptions};
+use std::net::TcpListener;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::thread;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::world::{Ended, World, statuses, text_world};
+use crate::world::{Ended, World, ended, statuses, text_world};
 
 const QUESTION: [&str; 4] = ["chat", "--max-tokens", "4", "Hello"];
 
@@ -257,6 +258,27 @@ fn a_side_needs_nothing_of_what_only_the_other_names() {
     let plan = device.smelt(&["plan", "p.toml"]);
     done(&plan);
     assert!(plan.stdout.contains("there is no tool \"./exporter\" here"), "{}", plan.stdout);
+}
+
+/// A board has no network: it asks no hub for what its host alone fetches, and waits for no answer.
+#[test]
+fn a_hub_is_asked_by_the_side_that_fetches() {
+    let world = World::new(&SIDES.replace("synthetic:internvl3-tiny", "hf:acme/none"));
+    let run = |side: &str, hub: &str| {
+        let mut smelt = world.command(&["run", "p.toml", "--on", side]);
+        ended(smelt.env("HF_ENDPOINT", hub).env("HF_HOME", world.path("hf")))
+    };
+    let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+    hub.set_nonblocking(true).unwrap();
+    let device = run("device", &format!("http://{}", hub.local_addr().unwrap()));
+    assert!(hub.accept().is_err(), "nobody asked");
+    assert_eq!(device.code, Some(5), "{}", device.stderr);
+    assert!(device.stderr.contains("engine waits for what the host builds"), "{}", device.stderr);
+    // Nobody listens there.
+    let host = run("host", "http://127.0.0.1:9");
+    assert_eq!(host.code, Some(1), "{}", host.stderr);
+    assert!(host.stderr.contains("hf:acme/none: http://127.0.0.1:9/"), "{}", host.stderr);
+    assert_eq!(host.stderr.lines().count(), 1, "{}", host.stderr);
 }
 
 #[test]
