@@ -456,8 +456,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         if self.status() != RunStatus::Ok {
             return Ok(());
         }
-        let mut states = self.runner.plan.stages().map(|(id, _)| self.schedule.state(id));
-        if !states.any(|state| state == State::Unwanted) {
+        if self.schedule.is_whole() {
             let keys: Vec<Digest> = self.keys.values().copied().collect();
             self.runner.run.keep_for(&self.runner.plan.name, &keys)?;
         }

@@ -79,6 +79,8 @@ kinds! {
 
 /// Stages whose output is a checkpoint; a `command` may make anything.
 const CHECKPOINT: Takes = Takes::Stage(&[Kind::Source, Kind::Command]);
+/// The same with what was made smaller.
+const ANY_CHECKPOINT: Takes = Takes::Stage(&[Kind::Quantize, Kind::Source, Kind::Command]);
 /// Stages whose output is a graph.
 const GRAPH: Takes = Takes::Stage(&[Kind::OnnxExport, Kind::GraphSurgery, Kind::Command]);
 const CALIBRATION: Takes = Takes::Stage(&[Kind::Calibrate, Kind::Command]);

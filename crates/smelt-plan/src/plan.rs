@@ -419,7 +419,9 @@ impl Stage {
     /// store only refers to it.
     pub fn fetched(&self) -> Option<&HubPin> {
         match (self.kind, self.inputs.first()) {
-            (Kind::Source, Some(Input { from: From::Hub(pin), .. })) => Some(pin),
+            (Kind::Source, Some(Input { from: From::Hub(pin), .. })) => {
+                self.unread.is_none().then_some(pin)
+            }
             _ => None,
         }
     }

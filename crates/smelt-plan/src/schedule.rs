@@ -113,6 +113,8 @@ pub struct Wishes {
     pub wait: bool,
     /// Only these and what they need; empty is everything.
     pub only: Vec<StageId>,
+    /// That is all that this machine builds of the pipeline.
+    pub is_share: bool,
     /// The content keys of stages whose outputs are there; what these need is not looked at.
     pub known: BTreeMap<StageId, Digest>,
     /// Run these even where the store has their result.
@@ -131,6 +133,7 @@ impl Default for Wishes {
             keep_going: false,
             wait: true,
             only: Vec::new(),
+            is_share: false,
             known: BTreeMap::new(),
             force: BTreeSet::new(),
             once: false,
@@ -316,6 +319,11 @@ impl<'p> Schedule<'p> {
         for dependent in self.dependents[stage.index()].clone() {
             self.look_if_possible(dependent, commands);
         }
+    }
+
+    /// Whether a run that ends well has all that this machine builds of the pipeline.
+    pub fn is_whole(&self) -> bool {
+        self.wishes.is_share || !self.states.contains(&State::Unwanted)
     }
 
     /// Whether the key of its output was known from the start.

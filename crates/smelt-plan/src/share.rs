@@ -93,7 +93,7 @@ impl<'a> SharedKeys<'a> {
         for (id, _) in plan.stages() {
             shared.of(id, &output);
         }
-        shared.keys
+        shared.into_keys()
     }
 
     /// Whose a stage is, if it is anyone's.
@@ -240,6 +240,9 @@ mod tests {
         // The same on both sides; of what is made of another output of the other side, another.
         assert_eq!(one["quant"], none["quant"]);
         assert!(one["engine"].is_some() && one["engine"] != other["engine"]);
+        let whose = ["checkpoint", "quant", "deployment"].map(|name| plan.find(name).unwrap());
+        let whose = whose.map(|id| SharedKeys::new(&plan).side(id));
+        assert_eq!(whose, [None, Some(Side::Host), Some(Side::Device)]);
         // On its own side an output counts by its key.
         assert_eq!(keys(Some("1"), Some("3"))["deployment"], one["deployment"]);
         assert_eq!(keys(Some("1"), Some("3"))["page"], None);

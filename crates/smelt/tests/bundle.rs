@@ -260,6 +260,62 @@ fn a_side_needs_nothing_of_what_only_the_other_names() {
     assert!(plan.stdout.contains("there is no tool \"./exporter\" here"), "{}", plan.stdout);
 }
 
+/// A board that answers: its deployment has tokenizer and template of what was quantised, and the checkpoint stays away.
+const ANSWERING: &str = r#"
+smelt = 1
+name = "answering"
+[stage.checkpoint]
+kind = "source"
+from = "synthetic:internvl3-tiny"
+[stage.quant]
+kind = "quantize"
+checkpoint = "checkpoint"
+scheme = "int8"
+on = "host"
+[stage.vision-onnx]
+kind = "onnx-export"
+checkpoint = "checkpoint"
+part = "vision"
+on = "host"
+[stage.vision]
+kind = "engine-build"
+onnx = "vision-onnx"
+on = "device"
+[stage.llm]
+kind = "llm-engine-build"
+checkpoint = "quant"
+max-seq-len = 512
+on = "device"
+[stage.deployment]
+kind = "deployment"
+checkpoint = "quant"
+vision = "vision"
+llm = "llm"
+on = "device"
+"#;
+
+#[test]
+fn a_board_answers_without_the_checkpoint() {
+    let (host, device) = (World::new(ANSWERING), World::new(ANSWERING));
+    done(&host.smelt(&["run", "p.toml", "--on", "host"]));
+    ["quant", "vision-onnx"].iter().for_each(|stage| carry(&host, &device, stage));
+    let ended = device.smelt(&["run", "p.toml", "--on", "device"]);
+    done(&ended);
+    assert!(!ended.stderr.contains("checkpoint"), "{}", ended.stderr);
+    // A collection leaves all that this side has made, and what it was made of.
+    device.smelt(&["cache", "gc", "--max-size", "1KiB"]);
+    let ended = device.smelt(&["run", "p.toml", "--on", "device"]);
+    done(&ended);
+    assert!(!ended.stderr.contains("started"), "{}", ended.stderr);
+    let answer = answer(&device, "p.toml");
+    // All on one machine, with the checkpoint itself.
+    let whole =
+        ANSWERING.replace("checkpoint = \"quant\"\nvision", "checkpoint = \"checkpoint\"\nvision");
+    host.write("p.toml", &whole);
+    host.run(&[]);
+    assert_eq!(self::answer(&host, "p.toml"), answer);
+}
+
 /// A board has no network: it asks no hub for what its host alone fetches, and waits for no answer.
 #[test]
 fn a_hub_is_asked_by_the_side_that_fetches() {

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::definition::{Absent, Definition, Field, Takes, field};
 use super::words::KvForm;
-use super::{CHECKPOINT, ENGINES, LLM_ENGINES, PROOF, SEQ_LEN_MAX, SLOTS_MAX};
+use super::{ANY_CHECKPOINT, CHECKPOINT, ENGINES, LLM_ENGINES, PROOF, SEQ_LEN_MAX, SLOTS_MAX};
 
 /// More tiles of one picture than models are trained with (InternVL's 12, its video's 40).
 const TILES_MAX: u64 = 64;
@@ -44,7 +44,7 @@ pub struct Deployment {
 
 const FIELDS: &[Field] = &[
     field("model", Takes::Text, Absent::Word("internvl3")),
-    field("checkpoint", CHECKPOINT, Absent::Refused),
+    field("checkpoint", ANY_CHECKPOINT, Absent::Refused),
     field("vision", ENGINES, Absent::Nothing),
     field("llm", LLM_ENGINES, Absent::Nothing),
     field("encoder", ENGINES, Absent::Nothing),

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::definition::{Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, field};
 use super::words::{DecoderBackend, EngineTarget, made_with};
-use super::{BACKEND, IMPLIED_TARGET, Kind, SEQ_LEN_MAX, SLOTS_MAX, TACTICS, TARGET};
+use super::{ANY_CHECKPOINT, BACKEND, IMPLIED_TARGET, SEQ_LEN_MAX, SLOTS_MAX, TACTICS, TARGET};
 
 /// The params of a stage.
 #[derive(Debug, Clone, Deserialize)]
@@ -21,11 +21,7 @@ pub struct LlmEngineBuild {
 }
 
 const FIELDS: &[Field] = &[
-    field(
-        "checkpoint",
-        Takes::Stage(&[Kind::Quantize, Kind::Source, Kind::Command]),
-        Absent::Refused,
-    ),
+    field("checkpoint", ANY_CHECKPOINT, Absent::Refused),
     field(
         BACKEND,
         Takes::Choice(DecoderBackend::WORDS),

@@ -116,6 +116,7 @@ fn simulate(seed: u64) -> u32 {
         keep_going: chance.one_in(2),
         wait: !chance.one_in(4),
         only,
+        is_share: false,
         known,
         force,
         once: chance.one_in(8),
@@ -321,6 +322,10 @@ fn what_a_known_stage_needs_is_not_looked_at() {
     assert_eq!((commands, schedule.state(a)), (vec![Command::Look(b, key)], State::Unwanted));
     let looked = schedule.on_event(Event::Found(b, output_of(key)));
     assert_eq!(looked, [Command::Look(c, schedule.key(c).unwrap())]);
+    assert!(!schedule.is_whole() && schedule.is_known(b) && !schedule.is_known(c));
+    let share = Wishes { is_share: true, ..wishes.clone() };
+    assert!(Schedule::begin(&plan, share).0.is_whole());
+    assert!(Schedule::begin(&plan, Wishes::default()).0.is_whole());
     // One that was collected meanwhile ends the run: it cannot be built without what it needs.
     let (mut schedule, _) = Schedule::begin(&plan, wishes);
     assert_eq!(schedule.on_event(Event::Missing(b)), []);

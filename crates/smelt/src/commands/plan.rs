@@ -78,7 +78,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     if let Some(line) = all_in_all(&loaded.plan, &story) {
         answer(format_args!("{line}\n"))?;
     }
-    for (_, stage) in loaded.plan.stages().filter(|(_, stage)| stage.unread.is_none()) {
+    for (_, stage) in loaded.plan.stages() {
         if let Some(HubPin { repo, revision, commit, file, .. }) = stage.fetched() {
             let file = file.as_ref().map_or_else(String::new, |file| format!(":{file}"));
             let stage = &stage.name;
@@ -196,7 +196,7 @@ fn as_json(
         "key": key,
         "recipe_key": stage.recipe_key,
         "output": output,
-        "fetches": stage.fetched().filter(|_| stage.unread.is_none()).map(|HubPin { repo, revision, commit, file, .. }| {
+        "fetches": stage.fetched().map(|HubPin { repo, revision, commit, file, .. }| {
             json!({ "repo": repo, "revision": revision, "commit": commit, "file": file })
         }),
     })

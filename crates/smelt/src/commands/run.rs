@@ -427,6 +427,7 @@ fn wishes(flags: &RunFlags, plan: &Plan, share: &Share) -> Result<Wishes, Failed
         keep_going: flags.keep_going,
         wait: !flags.no_wait,
         only,
+        is_share: flags.on.is_some(),
         known: share.known.clone(),
         force,
         // A warm-up that failed is not tried again, and wants no warm-up of its own.

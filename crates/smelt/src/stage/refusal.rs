@@ -154,7 +154,8 @@ fn apart(checkpoints: &Checkpoints<'_>, stage: &Stage, model: &Model) -> Option<
 /// Texts that no deployment can use: tokenizer, chat template, tokens that end an answer.
 fn of_texts(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
     let plan = checkpoints.plan;
-    let source = input(plan, stage, "checkpoint").map(|(id, _)| id)?;
+    let given = || input(plan, stage, "checkpoint").map(|(id, _)| id);
+    let source = checkpoints.source(stage).or_else(given)?;
     let refused = match (checkpoints.dir(source), plan.stage(source).fetched()) {
         (Some(dir), _) => deployment::foresee(dir, input(plan, stage, "vision").is_some()),
         // A GGUF file has its texts inside.
