@@ -430,11 +430,14 @@ pub(crate) fn output(
 /// Where the output of each stage lies that is there.  What its recipe led to counts although what it was made of is
 /// not there, as where it came in a bundle.
 pub(crate) fn outputs(loaded: &Loaded) -> Result<Vec<Option<PathBuf>>, Failed> {
-    outputs_of(loaded, look(loaded, None)?)
+    outputs_of(loaded, standings(loaded)?)
 }
 
 /// The same of what was looked up.
-pub(crate) fn outputs_of(loaded: &Loaded, looked: Looked) -> Result<Vec<Option<PathBuf>>, Failed> {
+pub(crate) fn outputs_of(
+    loaded: &Loaded,
+    standings: Vec<(Standing, Option<Digest>)>,
+) -> Result<Vec<Option<PathBuf>>, Failed> {
     let path = |(standing, _)| match standing {
         Standing::Hit { path, .. } => Ok(Some(path)),
         Standing::Unknown { last: Some(key), .. } => {
@@ -443,5 +446,5 @@ pub(crate) fn outputs_of(loaded: &Loaded, looked: Looked) -> Result<Vec<Option<P
         }
         Standing::Miss(_) | Standing::Unknown { last: None, .. } => Ok(None),
     };
-    looked.standings.into_iter().map(path).collect()
+    standings.into_iter().map(path).collect()
 }

@@ -54,16 +54,16 @@ pub(crate) fn all(
     let (mut all, mut unread) = (BTreeMap::new(), BTreeMap::new());
     let beside = Beside::of(folder);
     for spec in &pipeline.stages {
-        let found = match of_stage(spec, &beside, store, &pipeline.file) {
+        let (found, why) = match of_stage(spec, &beside, store, &pipeline.file) {
             Ok(found) => found,
             Err(failed) => {
                 absent_or_failed(absent.as_deref_mut(), [&spec.name], failed)?;
                 continue;
             }
         };
-        unread.extend(found.1.map(|why| (spec.name.clone(), why)));
-        if !found.0.is_empty() {
-            all.insert(spec.name.clone(), found.0);
+        unread.extend(why.map(|why| (spec.name.clone(), why)));
+        if !found.is_empty() {
+            all.insert(spec.name.clone(), found);
         }
     }
     Ok((all, unread))

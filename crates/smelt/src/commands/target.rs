@@ -19,7 +19,7 @@ use crate::carried;
 use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
-use crate::load::{self, Access, Loaded};
+use crate::load::{self, Access, Loaded, Looked};
 use crate::model_name::{ModelName, ModelSource, Place, Present, is_gguf};
 use crate::pins;
 
@@ -337,9 +337,8 @@ impl Asked {
         if wanted.is_empty() {
             wanted = last(plan);
         }
-        let looked = load::look(&self.loaded, None)?;
-        let shared = looked.shared.clone();
-        let outputs = load::outputs_of(&self.loaded, looked)?;
+        let Looked { standings, shared, .. } = load::look(&self.loaded, None)?;
+        let outputs = load::outputs_of(&self.loaded, standings)?;
         let of = |stage: StageId| {
             let tree = in_store(outputs[stage.index()].as_ref()?, root)?;
             let recipe = plan.stage(stage).recipe_key;
