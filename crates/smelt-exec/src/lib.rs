@@ -15,6 +15,7 @@ mod controls;
 mod count;
 pub mod dead;
 mod form;
+mod kept;
 pub mod lending;
 mod log;
 mod masked;

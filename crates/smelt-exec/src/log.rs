@@ -22,7 +22,7 @@ fn copy_within(
     head_bytes_max: u64,
     segment_bytes_max: u64,
 ) -> io::Result<()> {
-    let mut head = File::create(path)?;
+    let mut head = create(path)?;
     io::copy(&mut (&mut from).take(head_bytes_max), &mut head)?;
     let segments = ["tail-a", "tail-b"].map(|name| segment_path(path, name));
     let mut lengths = [0_u64; 2];
@@ -46,6 +46,14 @@ fn copy_within(
         append(&mut head, &segments[older_first], lengths[older_first])?;
     }
     Ok(())
+}
+
+/// A file that is empty.  Most are new, and of what can only be new the kernel asks nobody (`confine::names`).
+fn create(path: &Path) -> io::Result<File> {
+    match File::create_new(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => File::create(path),
+        created => created,
+    }
 }
 
 fn segment_path(path: &Path, name: &str) -> PathBuf {

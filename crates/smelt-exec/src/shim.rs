@@ -7,11 +7,11 @@
 //! the tree at once.  The shim is a subreaper, so processes that double-fork stay below it, and
 //! whatever is below it belongs to the stage it leads.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, BufRead, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
@@ -26,18 +26,16 @@ use nix::unistd::{AccessFlags, Pid, access, close, getpgid, getppid, setpgid, se
 use smelt_watch::{Disks, Tree, is_stopped};
 
 use crate::confine::{self, AppliedConfinement, Bounds, Prepared, Shared, Space, Strict, TMP};
+use crate::kept::{KeptFiles, listed};
 use crate::log;
 use crate::masked::Masked;
-use crate::order::{INPUTS_FILE, ProcessSpec, ShimOrder, ShimReport};
+use crate::order::{ProcessSpec, ShimOrder, ShimReport};
 use crate::readable::readable;
 
 /// What a stage gets to end in order before it is killed.
 pub const GRACE: Duration = Duration::from_secs(5);
 /// An order is a line of JSON; params and environment lists are bounded far below this.
 const ORDER_BYTES_MAX: u64 = 16 << 20;
-/// Stages are killed before the supervisor when the machine runs out of memory.  Raising needs no
-/// capability; lowering the supervisor's would.
-const OOM_SCORE_ADJ: &str = "500";
 
 /// How a stage of smelt's own is started: the file may have been replaced meanwhile.
 const OURSELVES: &str = "/proc/self/exe";
@@ -76,12 +74,13 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
     close_inherited();
     leave_terminal()?;
     prctl::set_child_subreaper(true)?;
+    let mut kept = KeptFiles::open();
     let mut ground = confine::prepare(space, is_mapped);
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
     while let Ok(ShimOrder { order, log, scratch, store, must_hold, .. }) = orders.recv() {
         let before = Usage::of_children();
-        let report = match start(&order, &scratch, &store, must_hold, &ground) {
+        let report = match start(&order, &scratch, &store, must_hold, &ground, &mut kept) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
                 let copier = copier(output, log, order.secret_values());
@@ -173,6 +172,7 @@ fn start(
     store: &Path,
     must_hold: bool,
     ground: &Prepared,
+    kept: &mut KeptFiles,
 ) -> io::Result<(Pid, io::PipeReader, AppliedConfinement)> {
     let (program, arguments) =
         order.argv.split_first().ok_or_else(|| io::Error::other("no program to run"))?;
@@ -191,7 +191,7 @@ fn start(
         .env_clear()
         .env("TMPDIR", scratch)
         .envs(order.env.iter().map(|(name, value)| (name, value)))
-        .envs(list(order, scratch)?)
+        .envs(kept.list(order, scratch)?)
         .current_dir(&order.dir)
         // A script that ends its group must not end its shim.
         .process_group(0)
@@ -212,7 +212,7 @@ fn start(
         strict: sight.as_ref(),
         store: Some(store),
     };
-    let (mut child, held) = spawn(&mut command, bounds).map_err(|error| {
+    let (mut child, held) = kept.spawn(&mut command, bounds).map_err(|error| {
         io::Error::new(error.kind(), format!("cannot start {program}: {error}"))
     })?;
     if let Some(mut input) = child.stdin.take() {
@@ -234,48 +234,6 @@ fn sight(strict: &Strict, program: PathBuf, scratch: &Path) -> Strict {
     let own = [program, listed(scratch)].into_iter().filter(|path| path.is_absolute());
     let reads = strict.reads.iter().cloned().chain(own).collect();
     Strict { reads, network: strict.network }
-}
-
-/// The file that lists an attempt's inputs.
-fn listed(scratch: &Path) -> PathBuf {
-    scratch.with_extension("inputs")
-}
-
-/// Writes the list of inputs beside the directory for temporary files, where a program does not clear
-/// it away; the variable that names it.
-fn list(order: &ProcessSpec, scratch: &Path) -> io::Result<Option<(&'static str, PathBuf)>> {
-    let Some(inputs) = &order.listed else { return Ok(None) };
-    if inputs.is_empty() {
-        return Ok(Some((INPUTS_FILE, "/dev/null".into())));
-    }
-    let path = listed(scratch);
-    let text: String = inputs.iter().flat_map(|input| [input.as_str(), "\0"]).collect();
-    rewrite(&path, text.as_bytes()).map_err(|error| {
-        let what = format!("cannot write the list of inputs {}: {error}", path.display());
-        io::Error::new(error.kind(), what)
-    })?;
-    Ok(Some((INPUTS_FILE, path)))
-}
-
-/// Writes a file that may be there from the stage before.  Cut to nothing first, as `fs::write` does, ext4 would write it out
-/// when it is closed, which costs more than many a stage.
-fn rewrite(path: &Path, text: &[u8]) -> io::Result<()> {
-    let mut file = File::options().write(true).create(true).truncate(false).open(path)?;
-    file.write_all(text)?;
-    file.set_len(text.len() as u64)
-}
-
-/// A child inherits how soon it is killed when memory runs out.  Raising the score needs no right,
-/// nor does taking back what was raised; where the kernel refuses, the stage runs with ours.
-fn spawn(command: &mut Command, bounds: Bounds<'_>) -> io::Result<(Child, AppliedConfinement)> {
-    const SCORE: &str = "/proc/self/oom_score_adj";
-    let own = fs::read_to_string(SCORE);
-    let raised = own.is_ok() && fs::write(SCORE, OOM_SCORE_ADJ).is_ok();
-    let child = confine::spawn(command, bounds);
-    if let (Ok(own), true) = (own, raised) {
-        let _ = fs::write(SCORE, own.trim());
-    }
-    child
 }
 
 /// Removes a stage's temporary files.  Most leave none, and making a directory anew costs more than
