@@ -1,9 +1,10 @@
 //! Sets text in columns, and the summary of a run.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
-use smelt_exec::{Network, RunReport, StageReport, StageStatus, Writes};
+use smelt_exec::{RunReport, StageReport, StageStatus};
+pub(crate) use smelt_report::amount::{bytes, seconds};
 
 use crate::paint::{Paint, Stream, paint};
 
@@ -95,60 +96,12 @@ pub(crate) fn summary(report: &RunReport) -> Table {
     table
 }
 
-/// Stages built, found and failed.
-pub(crate) fn counts(report: &RunReport) -> [usize; 3] {
-    [StageStatus::Sealed, StageStatus::Hit, StageStatus::Failed]
-        .map(|status| report.stages.iter().filter(|stage| stage.status == status).count())
-}
-
 fn paint_of(status: StageStatus) -> Paint {
     match status {
         StageStatus::Hit | StageStatus::Sealed => Paint::Good,
         StageStatus::Failed => Paint::Bad,
         _ => Paint::Odd,
     }
-}
-
-/// Why stages failed and where their logs lie, a line each; empty where none did.
-pub(crate) fn failures(report: &RunReport) -> String {
-    let mut text = String::new();
-    for stage in report.stages.iter().filter(|stage| stage.status == StageStatus::Failed) {
-        let message = stage.message.as_deref().unwrap_or("failed");
-        text.push_str(&format!("\nstage {}: {message}\n", stage.name));
-        for attempt in &stage.attempts {
-            let class = attempt.class.map_or(attempt.outcome.as_str(), |class| class.name());
-            let changed = attempt.changed.as_deref().unwrap_or("nothing changed");
-            let (n, log) = (attempt.n, attempt.log.display());
-            text.push_str(&format!("  attempt {n}, {changed}: {class}; its log is {log}\n"));
-        }
-    }
-    text
-}
-
-/// That nothing held an attempt to what it declares, where that was so.
-pub(crate) fn unwatched(report: &RunReport) -> Option<&'static str> {
-    let mut attempts = report.stages.iter().flat_map(|stage| &stage.attempts);
-    attempts.any(|attempt| attempt.writes == Some(Writes::Unwatched)).then_some(
-        "What stages wrote outside of their directories was not watched: the kernel has no Landlock for it (Linux 5.19 has), and we may not mount.",
-    )
-}
-
-/// By what attempts were confined, or that what they wrote cannot be known, a line; empty where there were none.
-pub(crate) fn confinement(report: &RunReport) -> String {
-    let attempts = || report.stages.iter().flat_map(|stage| &stage.attempts);
-    if let Some(line) = unwatched(report) {
-        return format!("{line}\n");
-    }
-    let Some(way) = attempts().find_map(|attempt| attempt.confined_by) else {
-        return String::new();
-    };
-    let networks = attempts().filter_map(|attempt| attempt.network).map(Network::words);
-    let networks: Vec<_> = networks.collect::<BTreeSet<_>>().into_iter().collect();
-    let strict = match networks.is_empty() {
-        true => String::new(),
-        false => format!(" Strict ones read what they declare and had {}.", networks.join(", ")),
-    };
-    format!("Stages were confined by {}.{strict}\n", way.words())
 }
 
 fn time(stage: &StageReport) -> String {
@@ -175,37 +128,9 @@ pub(crate) fn rate(steps: u64, seconds: f64) -> Option<String> {
     is_enough.then(|| format!("{:.1} tokens/s", steps as f64 / seconds))
 }
 
-/// `0.4 s`, `12.3 s`, `4:05 min`.
-pub(crate) fn seconds(seconds: f64) -> String {
-    if seconds < 60.0 {
-        return format!("{seconds:.1} s");
-    }
-    let whole = seconds.round() as u64;
-    format!("{}:{:02} min", whole / 60, whole % 60)
-}
-
-/// `512 KiB`, `34.5 MiB`, `4.18 GiB`.
-pub(crate) fn bytes(bytes: u64) -> String {
-    let value = bytes as f64;
-    match bytes {
-        0..0x10_0000 => format!("{} KiB", bytes >> 10),
-        0x10_0000..0x4000_0000 => format!("{:.1} MiB", value / f64::from(1 << 20)),
-        _ => format!("{:.2} GiB", value / f64::from(1 << 30)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn amounts_read_well() {
-        assert_eq!(seconds(0.04), "0.0 s");
-        assert_eq!(seconds(245.4), "4:05 min");
-        assert_eq!(bytes(0), "0 KiB");
-        assert_eq!(bytes(36_175_872), "34.5 MiB");
-        assert_eq!(bytes(4_178_000_000), "3.89 GiB");
-    }
 
     #[test]
     fn a_rate_needs_steps_and_time() {

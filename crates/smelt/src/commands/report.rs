@@ -4,13 +4,13 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
+use smelt_report::arms::{Arms, Count, Row, Side};
+use smelt_report::{page, summary, trace};
 
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::ReportFlags;
 use crate::history::History;
-use crate::report::arms::{Arms, Count, Row, Side};
-use crate::report::{html, trace};
 use crate::table::{self, Table};
 
 pub(crate) fn run(flags: &ReportFlags) -> Result<Exit, Failed> {
@@ -21,7 +21,7 @@ pub(crate) fn run(flags: &ReportFlags) -> Result<Exit, Failed> {
     let id = history.find(flags.run.as_deref())?;
     let report = history.report(id)?;
     if let Some(file) = &flags.html {
-        write(file, &html::page(&report, &history.began(id)))?;
+        write(file, &page::page(&report, &history.began(id)))?;
     }
     if let Some(file) = &flags.trace {
         write(file, &trace::events(&report).to_string())?;
@@ -42,8 +42,8 @@ pub(crate) fn run(flags: &ReportFlags) -> Result<Exit, Failed> {
             answer("The journal of this run is damaged; this is what is left of it.\n\n")?;
         }
         answer(table::summary(&report))?;
-        answer(table::failures(&report))?;
-        answer(table::confinement(&report))?;
+        answer(summary::failures(&report))?;
+        answer(summary::confinement(&report))?;
     }
     Ok(Exit::Ok)
 }

@@ -17,6 +17,7 @@ use smelt_plan::plan::Stage;
 use smelt_plan::schedule::Wishes;
 use smelt_plan::share::Led;
 use smelt_plan::{Digest, Plan, Share, StageId, WarmUp};
+use smelt_report::summary;
 use smelt_store::{Lookup, Run, StoreError, Wait};
 
 use crate::checkpoints::Checkpoints;
@@ -480,7 +481,7 @@ fn tell_end(flags: &RunFlags, report: &RunReport) -> Exit {
     if let Some(what) = &report.not_written {
         tell(format_args!("smelt: {what}"));
     }
-    if let Some(line) = table::unwatched(report) {
+    if let Some(line) = summary::unwatched(report) {
         tell(format_args!("smelt: nothing confined the stages. {line}"));
     }
     match report.status {

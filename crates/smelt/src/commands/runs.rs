@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use smelt_exec::RunReport;
 use smelt_exec::lending::{Lent, Party, lent};
 use smelt_exec::served::{self, Server};
+use smelt_report::summary::counts;
 use smelt_store::{RunId, Store, Wait};
 
 use crate::console::answer;
@@ -12,7 +13,7 @@ use crate::flags::{ForgetFlags, RunsCommand, RunsFlags};
 use crate::history::History;
 use crate::leftovers::clear_dead;
 use crate::load;
-use crate::table::{Table, bytes, counts, seconds};
+use crate::table::{Table, bytes, seconds};
 
 pub(crate) fn run(flags: &RunsFlags) -> Result<Exit, Failed> {
     if let Some(RunsCommand::Forget(flags)) = &flags.command {

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use smelt_exec::{AttemptReport, Condition, RunReport, RungReport, StageReport};
 
-use super::html::{escape, left_out};
-use crate::table::{bytes, seconds};
+use super::{escape, left_out};
+use crate::amount::{bytes, seconds};
 
 /// More rungs than this are left out: a ladder has a few for each stage that fails.
 const ROWS_MAX: usize = 200;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::Drawing;
 
 /// The whole graph.
-pub(crate) fn dot(picture: &Drawing) -> String {
+pub fn dot(picture: &Drawing) -> String {
     let mut text = format!("digraph {} {{\n", quoted(&picture.name));
     text.push_str("  rankdir=LR;\n  node [shape=box, style=\"rounded,filled\", fillcolor=white, fontname=\"sans-serif\"];\n");
     for stage in &picture.boxes {

@@ -11,7 +11,7 @@ use smelt_watch::Curve;
 const PID: u32 = 1;
 
 /// The whole document.
-pub(crate) fn events(report: &RunReport) -> Value {
+pub fn events(report: &RunReport) -> Value {
     let mut spans: Vec<(&StageReport, &AttemptReport)> = report
         .stages
         .iter()

@@ -25,7 +25,7 @@ text{fill:#e6e9ed}.kind{fill:#b3bcc7}rect{fill:#1d2126;stroke:#7d8793}path{strok
 .ground{fill:#14171b}.hit{fill:#1f4a34}.miss{fill:#5c3a20}.unknown{fill:#3a414a}}";
 
 /// The whole file.
-pub(crate) fn svg(picture: &Drawing) -> String {
+pub fn svg(picture: &Drawing) -> String {
     let order = order(picture);
     let layout = layout(picture, &order);
     let marks: Vec<Mark> = Mark::ALL

@@ -6,7 +6,7 @@ use super::{Drawing, Mark};
 
 /// The whole graph.  Boxes have ids of their own, since names such as `end` are words of the
 /// language.
-pub(crate) fn mermaid(picture: &Drawing) -> String {
+pub fn mermaid(picture: &Drawing) -> String {
     let mut text = "flowchart LR\n".to_owned();
     for (at, stage) in picture.boxes.iter().enumerate() {
         let class = stage.mark.map_or_else(String::new, |mark| format!(":::{}", mark.name()));

@@ -13,7 +13,8 @@ use smelt_plan::{FailureClass, Kind};
 use smelt_watch::curve::Point;
 
 use super::browser::{RenderedPage, Window, look};
-use super::{html, trace};
+use super::{escape, page};
+use crate::trace;
 
 const WIDE: Window = Window { width: 1100, height: 1400, is_dark: false };
 const PHONE: Window = Window { width: 400, height: 1400, is_dark: true };
@@ -99,7 +100,7 @@ fn report(status: RunStatus, wall_s: f64, stages: Vec<StageReport>) -> RunReport
 /// The page in both windows; what must hold of every page does.
 #[track_caller]
 fn seen(report: &RunReport) -> [RenderedPage; 2] {
-    let page = html::page(report, "2026-11-21 15:42:33");
+    let page = page(report, "2026-11-21 15:42:33");
     assert!(!page.contains("<script") && !page.contains("http"), "a page needs nothing else");
     [WIDE, PHONE].map(|window| {
         let seen = look(&page, window, MEASURE);
@@ -151,7 +152,7 @@ fn a_failure_shows_its_attempts_and_what_was_said() {
         stage("verify", StageStatus::Skipped, vec![]),
     ];
     let report = report(RunStatus::Failed, 60.0, stages);
-    let page = html::page(&report, "now");
+    let page = page(&report, "now");
     assert!(page.contains("Killed &lt;b&gt;&amp;&lt;/b&gt; gone"), "the tool's words are text");
     assert_eq!(page.matches("oom-killed after").count(), 3);
     let [wide, _] = seen(&report);
@@ -184,7 +185,7 @@ fn it_says_what_was_changed_and_how_the_machine_stood() {
     };
     let attempts = vec![attempt(1, 0.0, 30.0, "failed"), changed];
     let report = report(RunStatus::Ok, 60.0, vec![stage("a", StageStatus::Sealed, attempts)]);
-    let page = html::page(&report, "now");
+    let page = page(&report, "now");
     assert!(page.contains("<b>settle</b> waited 4.2 s: &lt;enough&gt; is free (4.2 s)"), "{page}");
     assert!(page.contains("<b>drop-caches</b> not done: needs root</td>"), "{page}");
     assert!(page.contains("100.0 MiB → 900.0 MiB → 800.0 MiB"), "{page}");
@@ -199,7 +200,7 @@ fn it_says_where_nobody_watched_what_was_written() {
         let ended = attempt(1, 0.0, 1.0, "sealed");
         let attempt = AttemptReport { writes: Some(writes), confined_by, ..ended };
         let stages = vec![stage("a", StageStatus::Sealed, vec![attempt])];
-        html::page(&report(RunStatus::Ok, 1.0, stages), "2026-11-21 15:42:33")
+        page(&report(RunStatus::Ok, 1.0, stages), "2026-11-21 15:42:33")
     };
     assert!(page(Writes::Unwatched).contains("was not watched: the kernel has no Landlock"));
     let page = page(Writes::Confined);
@@ -227,7 +228,7 @@ fn a_page_of_many_stages_stays_a_page() {
         stage(&format!("stage-{at}"), StageStatus::Sealed, vec![attempt(1, began_s, 0.1, "sealed")])
     };
     let report = report(RunStatus::Ok, 500.0, (0..5000).map(many).collect());
-    let page = html::page(&report, "now");
+    let page = page(&report, "now");
     assert!(page.len() < 4 << 20, "{} bytes", page.len());
     assert!(page.contains("4000 more stages are left out"), "it says so");
 }
@@ -267,4 +268,9 @@ fn a_trace_has_every_attempt_in_a_lane_and_its_curve() {
     );
     // One process name, two lanes.
     assert_eq!(of("M").len(), 3);
+}
+
+#[test]
+fn text_cannot_become_markup() {
+    assert_eq!(escape("<b a=\"1\">&\u{1b}\n"), "&lt;b a=&quot;1&quot;&gt;&amp;\u{FFFD}\n");
 }

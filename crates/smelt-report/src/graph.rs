@@ -8,16 +8,14 @@ mod mermaid;
 mod order;
 mod svg;
 
-pub(crate) use dot::dot;
-pub(crate) use mermaid::mermaid;
-pub(crate) use svg::svg;
+pub use dot::dot;
+pub use mermaid::mermaid;
+pub use svg::svg;
 
 use smelt_plan::Plan;
 
-use crate::load::Standing;
-
 /// What is drawn.
-pub(crate) struct Drawing {
+pub struct Drawing {
     /// The pipeline's name.
     pub(crate) name: String,
     /// Its stages, each after all it needs.
@@ -36,9 +34,12 @@ pub(crate) struct StageBox {
 
 /// How a stage stands in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mark {
+pub enum Mark {
+    /// It is there.
     Hit,
+    /// It would be built.
     Miss,
+    /// What it needs is not there yet, so its key is not known.
     Unknown,
 }
 
@@ -66,12 +67,7 @@ impl Mark {
 
 impl Drawing {
     /// The plan, with how its stages stand where that is known.
-    pub(crate) fn of(plan: &Plan, standings: Option<&[Standing]>) -> Self {
-        let mark = |standing: &Standing| match standing {
-            Standing::Hit { .. } => Mark::Hit,
-            Standing::Miss(_) => Mark::Miss,
-            Standing::Unknown { .. } => Mark::Unknown,
-        };
+    pub fn of(plan: &Plan, marks: Option<&[Mark]>) -> Self {
         let boxes = plan.stages().map(|(id, stage)| {
             let mut needs: Vec<usize> = stage.needs().map(|need| need.index()).collect();
             needs.sort_unstable();
@@ -79,7 +75,7 @@ impl Drawing {
             StageBox {
                 name: stage.name.to_string(),
                 kind: stage.kind.name(),
-                mark: standings.map(|standings| mark(&standings[id.index()])),
+                mark: marks.map(|marks| marks[id.index()]),
                 needs,
             }
         });

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use smelt_exec::{AttemptReport, RunReport, StageReport, StageStatus};
 
-use super::html::{escape, left_out};
-use crate::table::seconds;
+use super::{escape, left_out};
+use crate::amount::seconds;
 
 /// As [`super::html`]'s table.
 const ROWS_MAX: usize = 1000;

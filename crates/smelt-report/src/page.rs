@@ -4,12 +4,21 @@
 //! colours follow the reader's light or dark.  Only the tails of failed attempts' logs are read
 //! from outside.
 
+mod curves;
+mod ladder;
+mod timeline;
+
+#[cfg(test)]
+mod browser;
+#[cfg(test)]
+mod tests;
+
 use std::fmt::Write;
 
 use smelt_exec::{AttemptReport, RunReport, RunStatus, StageReport, StageStatus, log_tail};
 
-use super::{curves, ladder, timeline};
-use crate::table::{bytes, confinement, counts, seconds};
+use crate::amount::{bytes, seconds};
+use crate::summary::{confinement, counts};
 
 /// A row for each of so many stages; a page of more is no help to anybody.
 const ROWS_MAX: usize = 1000;
@@ -17,13 +26,13 @@ const ROWS_MAX: usize = 1000;
 const TAIL_LINES: usize = 40;
 
 /// The page; `began` is when the run did.
-pub(crate) fn page(report: &RunReport, began: &str) -> String {
+pub fn page(report: &RunReport, began: &str) -> String {
     let mut page = String::new();
     let title = format!("{} · {}", escape(&report.pipeline), escape(&report.run));
     page.push_str("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n");
     page.push_str("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
     page.push_str(&format!("<title>{title}</title>\n<style>\n"));
-    page.push_str(include_str!("page.css"));
+    page.push_str(include_str!("page/page.css"));
     page.push_str("</style></head><body>\n");
     page.push_str(&head(report, began));
     page.push_str(&failures(report));
@@ -37,7 +46,7 @@ pub(crate) fn page(report: &RunReport, began: &str) -> String {
 }
 
 /// Text that is text in a page, whatever it holds.
-pub(super) fn escape(text: &str) -> String {
+fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -180,7 +189,7 @@ fn table(report: &RunReport) -> String {
 }
 
 /// A note where a list was cut.
-pub(super) fn left_out(count: usize, max: usize, what: &str) -> String {
+fn left_out(count: usize, max: usize, what: &str) -> String {
     if count <= max {
         return String::new();
     }
@@ -246,15 +255,5 @@ fn means_text(means: &str) -> String {
         "rusage" => "the kernel's account of ended processes".to_owned(),
         "machine" => "of the whole machine while the attempt ran".to_owned(),
         other => escape(other),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_cannot_become_markup() {
-        assert_eq!(escape("<b a=\"1\">&\u{1b}\n"), "&lt;b a=&quot;1&quot;&gt;&amp;\u{FFFD}\n");
     }
 }

@@ -6,8 +6,8 @@ use smelt_exec::{AttemptReport, RunReport, StageReport};
 use smelt_plot::course;
 use smelt_watch::Curve;
 
-use super::html::{escape, left_out};
-use crate::table::{bytes, seconds};
+use super::{escape, left_out};
+use crate::amount::{bytes, seconds};
 
 /// Charts of more attempts make a page slow; the longest are the interesting ones.
 const CARDS_MAX: usize = 60;

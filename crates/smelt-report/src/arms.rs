@@ -15,9 +15,11 @@ const Z: f64 = 1.959_964;
 
 /// How often something was tried, and how often it led to an output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Count {
-    pub(crate) tried: u32,
-    pub(crate) sealed: u32,
+pub struct Count {
+    /// How often it was tried.
+    pub tried: u32,
+    /// How often that led to an output.
+    pub sealed: u32,
 }
 
 impl Count {
@@ -27,12 +29,12 @@ impl Count {
     }
 
     /// `None` where nothing was tried.
-    pub(crate) fn rate(self) -> Option<f64> {
+    pub fn rate(self) -> Option<f64> {
         (self.tried > 0).then(|| f64::from(self.sealed) / f64::from(self.tried))
     }
 
     /// Wilson's interval (JASA 22, 1927), which holds for few tries and for rates of 0 and 1, too.
-    pub(crate) fn interval(self) -> (f64, f64) {
+    pub fn interval(self) -> (f64, f64) {
         let Some(rate) = self.rate() else { return (0.0, 1.0) };
         let n = f64::from(self.tried);
         let weight = 1.0 + Z * Z / n;
@@ -52,18 +54,24 @@ struct Group {
 
 /// One rung for one stage and class.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Row {
-    pub(crate) pipeline: String,
-    pub(crate) stage: String,
-    pub(crate) class: &'static str,
-    pub(crate) rung: Rung,
-    pub(crate) with: Count,
-    pub(crate) without: Count,
+pub struct Row {
+    /// Of which pipeline.
+    pub pipeline: String,
+    /// Its name there.
+    pub stage: String,
+    /// The failure that retries answered.
+    pub class: &'static str,
+    /// What retries did or left.
+    pub rung: Rung,
+    /// Retries with it.
+    pub with: Count,
+    /// Retries without it.
+    pub without: Count,
 }
 
 /// One side of a row as `--json` has it.
 #[derive(Debug, Serialize)]
-pub(crate) struct Side {
+pub struct Side {
     tried: u32,
     sealed: u32,
     rate: Option<f64>,
@@ -86,14 +94,15 @@ struct Retry {
 
 /// Gathers runs, oldest first.
 #[derive(Default)]
-pub(crate) struct Arms {
+pub struct Arms {
     groups: BTreeMap<Group, Vec<Retry>>,
     /// How the last attempt at a key failed: a run may go on with what another began.
     failed: HashMap<Digest, FailureClass>,
 }
 
 impl Arms {
-    pub(crate) fn take(&mut self, report: &RunReport) {
+    /// Counts the retries of one run.
+    pub fn take(&mut self, report: &RunReport) {
         for stage in &report.stages {
             for attempt in &stage.attempts {
                 self.take_attempt(&report.pipeline, stage, attempt);
@@ -125,7 +134,7 @@ impl Arms {
     }
 
     /// A row for each rung that was climbed at all, by stage and class.
-    pub(crate) fn rows(&self) -> Vec<Row> {
+    pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         for (Group { pipeline, stage, class }, retries) in &self.groups {
             for rung in Rung::ALL {
