@@ -27,13 +27,19 @@ const VERSIONS: [(&str, bool); 6] = [
 ];
 
 /// What is asked of what, and how far that is a proof.
-const PROOFS: [(&str, &str, &str); 8] = [
+const PROOFS: [(&str, &str, &str); 10] = [
     ("TensorRT for RTX 1.7.1", "parse, build for sm86, progress, cancel, kill, refusals", "run"),
     ("TensorRT for RTX 1.7.1", "smelt's rules, on goldens, random and changed graphs", "run"),
     ("TensorRT for RTX 1.7.1", "its plans, cut at every page", "run"),
     ("headers RTX 1.5 to 1.7, 11.4", "places in tables, layouts, numbers", "run"),
     ("the allocator", "counts and refusals, on a device that is made up", "stand-in"),
     ("libraries that misbehave", "crash, exit, noise, other versions", "stand-in"),
+    (
+        "trtexec 10.3",
+        "flags, refusals, ten ways to go wrong, by a program after its sources",
+        "stand-in",
+    ),
+    ("trtexec", "a build on a GPU", "projected"),
     ("TensorRT 11.4", "a row that is held to its headers; no builder of it is here", "projected"),
     ("plans on a GPU", "nothing here runs them", "projected"),
 ];
@@ -44,7 +50,10 @@ pub(crate) fn run() -> Result<()> {
     let library = library()?;
     let variables = [("SMELT_TENSORRT_RTX", library.as_str())];
     cargo(&["test", "--package", "smelt-tensorrt", "--tests", "--locked"], &variables)?;
-    cargo(&["test", "--package", "smelt", "--tests", "--locked", "--", "tensorrt"], &variables)?;
+    cargo(
+        &["test", "--package", "smelt", "--tests", "--locked", "--", "tensorrt", "trtexec"],
+        &variables,
+    )?;
     for (what, how, proof) in PROOFS {
         println!("{proof:10} {what}: {how}");
     }

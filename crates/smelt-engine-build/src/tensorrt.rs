@@ -1,13 +1,14 @@
-//! Builds plans of TensorRT for RTX: one of a graph, or one for each size of pictures.
+//! Builds plans of NVIDIA's TensorRT: one of a graph, or one for each size of pictures.
 //!
 //! The graph goes to the vendor's parser as it is.  What is decided here is which sizes it is built for; all else is the
-//! builder's.  A plan counts as soon as it is as long as the builder said; nothing runs it where it is built, since that
-//! takes no GPU.
+//! builder's.  Nothing runs a plan where it is built.
+
+pub mod rtx;
+pub mod trtexec;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -15,23 +16,17 @@ use smelt_backend::ENGINE_FILE;
 use smelt_backend::grid::Grid;
 use smelt_model::export::{GRIDS_FILE, GridList, GridsError};
 use smelt_onnx::{Dim, MODEL_FILE, Model, ValueInfo};
-use smelt_tensorrt::{
-    BuildRequest, Built, CompileError, Failure, Libraries, LibraryError, Loader, Network, Refusal,
-    Session, SessionError, Shapes, Step, Tensor,
-};
+use smelt_tensorrt::trtexec::Fault;
+use smelt_tensorrt::{CompileError, LibraryError, SessionError, Shapes};
 
-/// What `engine.json` calls such engines.
-pub const KIND: &str = "tensorrt-rtx";
 /// Version of the directory's layout.
 const FORMAT: u32 = 1;
 /// The plan of a graph that is for one size.
 const PLAN_FILE: &str = "engine.plan";
-/// Refusals that a message names; the others follow from the first most often.
-const NAMED_MAX: usize = 3;
 
-/// What is built.
+/// What any builder of plans is told.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct Settings {
     /// The GPUs' compute capability, as 86, and its word in pipelines.
     pub target: (u32, String),
     /// How long sizes that vary may be, by their names in the graph: least, likeliest, most.
@@ -76,9 +71,9 @@ pub enum TensorRtError {
         /// The first refusals.
         what: String,
     },
-    /// Sizes do not go with the graph.
+    /// Sizes or settings do not go with the graph.
     #[error("{0}")]
-    Sizes(String),
+    Unfit(String),
     /// The builder does not take what it is told.
     #[error("TensorRT's builder does not take this: {0}")]
     Setting(String),
@@ -95,6 +90,20 @@ pub enum TensorRtError {
         /// Bytes that there should be.
         given: u64,
     },
+    /// A version of the program does not know what it would be told.
+    #[error("{0}")]
+    Flag(String),
+    /// What the program left counts for nothing.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// The program cannot be started.
+    #[error("cannot start {}: {source}", program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The engine cannot be written.
     #[error("cannot write the engine in {}: {source}", dir.display())]
     Write {
@@ -105,129 +114,23 @@ pub enum TensorRtError {
     },
 }
 
-/// What the engine is built with, of this machine.
-pub struct Tools<'a> {
-    /// TensorRT.
-    pub libraries: &'a Libraries,
-    /// Its version.
-    pub version: String,
-    /// Where the program that loads it is compiled.
-    pub scratch: &'a Path,
-    /// The folders of compilers, as in `PATH`.
-    pub path: &'a std::ffi::OsStr,
-}
-
-/// Builds an engine in `out_dir` from the graphs in `onnx_dir`; gives the files of its plans.  `progress` hears what is
-/// being done.
-///
-/// # Errors
-/// When a library or compiler is not here, a graph is refused, sizes are missing, the builder fails, or writing does.
-pub fn build(
-    onnx_dir: &Path,
-    options: &Options,
-    tools: &Tools<'_>,
-    out_dir: &Path,
-    progress: &mut dyn FnMut(&str),
-) -> Result<Vec<PathBuf>, TensorRtError> {
-    let sources = sources(onnx_dir)?;
-    check_names(&sources, &options.sizes)?;
-    let shaped = |source: Source| shapes(&source.model, &options.sizes).map(|all| (source, all));
-    let sources = sources.into_iter().map(shaped).collect::<Result<Vec<_>, _>>()?;
-    progress("compiling the program that loads TensorRT");
-    let loader = Loader::compile(tools.scratch, tools.path)?;
-    let write_error = |source| TensorRtError::Write { dir: out_dir.to_owned(), source };
-    let mut plans = Vec::new();
-    for (source, shapes) in sources {
-        let path = out_dir.join(&source.plan);
-        let request = BuildRequest {
-            onnx: &source.path,
-            plan: &path,
-            target: Some(options.target.0),
-            workspace_bytes: options.workspace_bytes,
-            level: options.level,
-            memory_bytes: None,
-            shapes,
-        };
-        // Each in a process of its own: what one has built before shows in the bytes of its next plan.
-        let mut session = Session::open(&loader, tools.libraries)?;
-        let built = build_one(&mut session, &request, progress)?;
-        let found = fs::metadata(&path).map_err(write_error)?.len();
-        if found != built.bytes {
-            return Err(TensorRtError::Short { path, found, given: built.bytes });
-        }
-        plans.push(PlanFile::new(&source, &built.network, request.shapes, built.bytes));
-    }
-    let files = plans.iter().map(|plan| out_dir.join(&plan.file)).collect();
-    let engine = EngineFile::new(options, tools.version.clone(), plans);
-    let text = serde_json::to_string_pretty(&engine).expect("names, numbers and lists of them");
-    fs::write(out_dir.join(ENGINE_FILE), text + "\n").map_err(write_error)?;
-    Ok(files)
-}
-
-fn build_one(
-    session: &mut Session,
-    request: &BuildRequest<'_>,
-    progress: &mut dyn FnMut(&str),
-) -> Result<Built, TensorRtError> {
-    progress(&format!("parsing {}", request.onnx.display()));
-    let mut tell = |step: Option<Step<'_>>| {
-        if let Some(Step { phase, done, all }) = step {
-            // A share of what nobody counted is none.
-            let share = if all > 0 { format!("[{done}/{all}] ") } else { String::new() };
-            progress(&format!("{share}{phase}"));
-        }
-        ControlFlow::Continue(())
-    };
-    let built = session.build(request, &mut tell)?;
-    let built = built.map_err(|failure| error_of(failure, request, progress))?;
-    built.logs.iter().for_each(|log| progress(&format!("TensorRT warns: {}", log.text)));
-    Ok(built)
-}
-
-/// Errors go to the log whole, since what is known of failures looks there.
-fn error_of(
-    failure: Failure,
-    request: &BuildRequest<'_>,
-    progress: &mut dyn FnMut(&str),
-) -> TensorRtError {
-    match failure {
-        Failure::Refused(refusals) => {
-            TensorRtError::Refused { path: request.onnx.to_owned(), what: named(&refusals) }
-        }
-        Failure::Setting(why) => TensorRtError::Setting(why),
-        Failure::Builder { why, errors, memory } => {
-            errors.iter().for_each(|error| progress(&format!("TensorRT says: {error}")));
-            let first = errors.into_iter().next().map_or(why, |first| first);
-            let refused = match memory.refused_largest {
-                0 => String::new(),
-                bytes => format!("; a request for {bytes} bytes of the GPU's memory was refused"),
-            };
-            TensorRtError::Builder(first + &refused)
-        }
-        Failure::Write(why) => TensorRtError::Write {
-            dir: request.plan.parent().unwrap_or(request.plan).to_owned(),
-            source: io::Error::other(why),
-        },
-        Failure::Cancelled => TensorRtError::Builder("it was told to end".to_owned()),
-    }
-}
-
-/// The first refusals, and how many more there are.
-fn named(refusals: &[Refusal]) -> String {
-    let named: Vec<String> = refusals.iter().take(NAMED_MAX).map(Refusal::to_string).collect();
-    let more = match refusals.len().saturating_sub(NAMED_MAX) {
-        0 => String::new(),
-        more => format!("; and {more} more"),
-    };
-    if named.is_empty() { "it does not say why".to_owned() } else { named.join("; ") + &more }
-}
-
 /// A graph that becomes a plan.
 struct Source {
     path: PathBuf,
     model: Model,
     grid: Option<Grid>,
     plan: String,
+}
+
+/// Each graph of the directory, with the shapes that it is built for.
+fn shaped(
+    dir: &Path,
+    settings: &Settings,
+) -> Result<Vec<(Source, BTreeMap<String, Shapes>)>, TensorRtError> {
+    let sources = sources(dir)?;
+    check_names(&sources, &settings.sizes)?;
+    let shaped = |source: Source| shapes(&source.model, &settings.sizes).map(|all| (source, all));
+    sources.into_iter().map(shaped).collect()
 }
 
 /// The graph of the directory, or those that its list names, one for each size of pictures.
@@ -270,7 +173,7 @@ fn check_names(
         [] => "all its sizes are fixed".to_owned(),
         known => format!("its sizes that vary are {}", known.join(", ")),
     };
-    Err(TensorRtError::Sizes(format!("\"sizes\" names {wrong:?}, which the graph has not: {have}")))
+    Err(TensorRtError::Unfit(format!("\"sizes\" names {wrong:?}, which the graph has not: {have}")))
 }
 
 fn symbol(dim: &Dim) -> Option<&str> {
@@ -288,7 +191,7 @@ fn shapes(
     let mut shapes = BTreeMap::new();
     for input in inputs(model) {
         let name = &input.name;
-        let lacks = |what: &str| TensorRtError::Sizes(format!("the input {name:?} {what}"));
+        let lacks = |what: &str| TensorRtError::Unfit(format!("the input {name:?} {what}"));
         let dims =
             input.dims.as_deref().ok_or_else(|| lacks("declares no shape; export it again"))?;
         let is_fixed = |dim: &Dim| matches!(dim, Dim::Fixed(_));
@@ -315,35 +218,28 @@ fn shapes(
 
 /// What `engine.json` holds.
 #[derive(Serialize)]
-struct EngineFile {
+struct EngineFile<M> {
     format: u32,
     kind: &'static str,
     target: String,
     /// A plan runs on GPUs of the capability that it was built for.
     device: BTreeMap<&'static str, String>,
-    /// The version that built it, which must run it.
-    #[serde(rename = "tensorrt-rtx")]
-    version: String,
-    #[serde(rename = "workspace-bytes", skip_serializing_if = "Option::is_none")]
-    workspace_bytes: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    level: Option<u32>,
+    /// What built it, and how.
+    #[serde(flatten)]
+    made: M,
     plans: Vec<PlanFile>,
 }
 
-impl EngineFile {
-    fn new(options: &Options, version: String, plans: Vec<PlanFile>) -> Self {
-        let (capability, word) = &options.target;
-        Self {
-            format: FORMAT,
-            kind: KIND,
-            target: word.clone(),
-            device: [("sm", capability.to_string())].into(),
-            version,
-            workspace_bytes: options.workspace_bytes,
-            level: options.level,
-            plans,
-        }
+impl<M: Serialize> EngineFile<M> {
+    fn new(kind: &'static str, settings: &Settings, made: M, plans: Vec<PlanFile>) -> Self {
+        let (capability, word) = &settings.target;
+        let device = [("sm", capability.to_string())].into();
+        Self { format: FORMAT, kind, target: word.clone(), device, made, plans }
+    }
+
+    fn write(&self, dir: &Path) -> Result<(), TensorRtError> {
+        let text = serde_json::to_string_pretty(self).expect("names, numbers and lists of them");
+        fs::write(dir.join(ENGINE_FILE), text + "\n").map_err(write_error(dir))
     }
 }
 
@@ -355,46 +251,17 @@ struct PlanFile {
     /// The picture that it is for, in pixels, where there is one for each size.
     #[serde(skip_serializing_if = "Option::is_none")]
     grid: Option<[usize; 2]>,
-    layers: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layers: Option<i64>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
-}
-
-impl PlanFile {
-    fn new(
-        source: &Source,
-        network: &Network,
-        mut shapes: BTreeMap<String, Shapes>,
-        bytes: u64,
-    ) -> Self {
-        let mut port = |tensor: &Tensor| {
-            let shapes = shapes.remove(&tensor.name);
-            let of = |sizes: fn(Shapes) -> Vec<i64>| shapes.clone().map(sizes);
-            Port {
-                name: tensor.name.clone(),
-                dtype: tensor.dtype_word(),
-                sizes: tensor.sizes.clone(),
-                min: of(|shapes| shapes.min),
-                opt: of(|shapes| shapes.opt),
-                max: of(|shapes| shapes.max),
-            }
-        };
-        Self {
-            file: source.plan.clone(),
-            bytes,
-            grid: source.grid.map(|grid| [grid.height, grid.width]),
-            layers: network.layers,
-            inputs: network.inputs.iter().map(&mut port).collect(),
-            outputs: network.outputs.iter().map(&mut port).collect(),
-        }
-    }
 }
 
 /// An input or output; -1 is a size that varies.
 #[derive(Serialize)]
 struct Port {
     name: String,
-    dtype: &'static str,
+    dtype: String,
     sizes: Vec<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     min: Option<Vec<i64>>,
@@ -402,6 +269,25 @@ struct Port {
     opt: Option<Vec<i64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max: Option<Vec<i64>>,
+}
+
+impl Port {
+    /// With the shapes that it was built for, where its sizes vary.
+    fn new(name: &str, dtype: impl ToString, sizes: Vec<i64>, shapes: Option<&Shapes>) -> Self {
+        let of = |sizes: fn(&Shapes) -> &Vec<i64>| shapes.map(|shapes| sizes(shapes).clone());
+        Self {
+            name: name.to_owned(),
+            dtype: dtype.to_string(),
+            sizes,
+            min: of(|shapes| &shapes.min),
+            opt: of(|shapes| &shapes.opt),
+            max: of(|shapes| &shapes.max),
+        }
+    }
+}
+
+fn write_error(dir: &Path) -> impl Fn(io::Error) -> TensorRtError {
+    move |source| TensorRtError::Write { dir: dir.to_owned(), source }
 }
 
 #[cfg(test)]

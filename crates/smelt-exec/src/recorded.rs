@@ -131,6 +131,9 @@ struct Start {
     #[serde(default)]
     rungs: BTreeSet<Rung>,
     log: PathBuf,
+    /// What its kind says, where the journal does not.
+    #[serde(default)]
+    reproducible: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -260,7 +263,7 @@ impl Fold<'_> {
     }
 
     fn start(&mut self, start: Start, at_s: f64) {
-        let Start { stage, kind, n, key, changed, log, rungs: _ } = start;
+        let Start { stage, kind, n, key, changed, log, rungs: _, reproducible } = start;
         let place = *self.places.entry(stage.clone()).or_insert_with(|| {
             self.stages.push(StageReport {
                 name: stage,
@@ -269,7 +272,7 @@ impl Fold<'_> {
                 key: Some(key),
                 digest: None,
                 output: None,
-                reproducible: kind.is_reproducible(),
+                reproducible: reproducible.or(kind.is_reproducible()),
                 class: None,
                 message: None,
                 attempts: Vec::new(),

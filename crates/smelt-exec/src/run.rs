@@ -704,12 +704,12 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn launch(&mut self, stage: StageId, attempt: Attempt<'scope>) {
         let Attempt { n, key, changed, log, preparation, .. } = &attempt;
         let rungs: Vec<Rung> = preparation.changes.iter().map(Change::rung).collect();
-        let (name, kind) = (self.name(stage), self.runner.plan.stage(stage).kind);
+        let (name, planned) = (self.name(stage), self.runner.plan.stage(stage));
         self.journal_later(
             "start",
             json!({
-                "stage": name, "kind": kind, "n": n, "key": key, "changed": changed,
-                "rungs": rungs, "log": log,
+                "stage": name, "kind": planned.kind, "n": n, "key": key, "changed": changed,
+                "rungs": rungs, "log": log, "reproducible": planned.is_reproducible(),
             }),
         );
         self.show(&Progress::Started {
@@ -980,7 +980,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             reproducible: match status {
                 StageStatus::Sealed if self.runner.check.contains(&id) => Some(true),
                 StageStatus::Failed if self.runner.check.contains(&id) => Some(false),
-                _ => stage.kind.is_reproducible(),
+                _ => stage.is_reproducible(),
             },
             class,
             message,

@@ -168,6 +168,12 @@ impl Kind {
         self.definition().is_reproducible
     }
 
+    /// Whether a stage with these params depends on what was measured as it was built, so that it promises no equal bytes,
+    /// whatever others of its kind do.
+    pub fn is_measured(self, params: &Values) -> bool {
+        (self.definition().is_measured)(params)
+    }
+
     /// Enters every key of this kind; each kind's file says what raised it last.
     pub fn version(self) -> u32 {
         self.definition().version

@@ -378,6 +378,11 @@ pub struct UnknownStage {
 }
 
 impl Stage {
+    /// Whether it makes the same bytes from the same inputs; `None` where that is a program's affair.
+    pub fn is_reproducible(&self) -> Option<bool> {
+        if self.kind.is_measured(&self.params) { Some(false) } else { self.kind.is_reproducible() }
+    }
+
     fn recipe<'a>(&'a self, inputs: &'a [(&'a str, Digest)]) -> Recipe<'a> {
         Recipe {
             kind: self.kind,

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use serde_json::Value;
 use smelt_backend::{
     Backends, Decoder, Device, Graphs, KvOptions, MemoryPlace, MemoryReport, OpenError, Opens, Row,
 };
@@ -16,6 +17,8 @@ use smelt_cuda::{CudaTarget, NoCard, Sm};
 use smelt_engine::graph;
 use smelt_plan::Pipeline;
 use smelt_plan::device::{ABSENT, FACTS, Facts};
+use smelt_plan::kind::BACKEND;
+use smelt_plan::kind::engine_build::GraphBackend;
 use smelt_plan::pipeline::StageSpec;
 use smelt_watch::Machine;
 
@@ -142,10 +145,24 @@ fn this() -> Device {
         facts.insert("sm".to_owned(), sm.to_string());
         return Device { targets, facts, memory_bytes: Some(card.memory_bytes) };
     }
-    // A GPU that is a part of the chip has the machine's memory; what others have only their driver tells.
-    let is_unified = sm_of_chip(&text(CHIP)).is_some();
-    let memory = is_unified.then(|| Machine::read(Path::new("/")).mem_total_bytes);
+    // What other GPUs have only their driver tells.
+    let memory = has_unified_memory().then(|| Machine::read(Path::new("/")).mem_total_bytes);
     Device { targets, facts, memory_bytes: memory.flatten() }
+}
+
+/// Whether the GPU is a part of the chip, and has the machine's memory.
+pub(crate) fn has_unified_memory() -> bool {
+    sm_of_chip(&text(CHIP)).is_some()
+}
+
+/// The facts about the device that engines of a back end depend on, whether smelt runs them or only has them built.
+pub(crate) fn facts_of(backend: &str) -> BTreeSet<&'static str> {
+    // TensorRT chooses kernels by the GPU and what drives it.
+    const OF_TENSORRT: [&str; 5] = ["gpu-driver", "cuda", "tensorrt", "l4t", "sm"];
+    match backend == GraphBackend::TensorRt.word() {
+        true => OF_TENSORRT.into(),
+        false => BACKENDS.facts_of(backend),
+    }
 }
 
 /// The SM of the GPU that is here, by what files say: no driver is asked.
@@ -186,17 +203,27 @@ fn nvinfer() -> Option<String> {
 /// A line for each fact that stages declare and this device does not have: most often a driver or a
 /// package is missing, and what is built is then shared with every device that lacks it too.
 pub(crate) fn absent(pipeline: &Pipeline, facts: &Facts) -> Vec<String> {
-    let line = |fact: &str| {
-        let names = |stage: &&StageSpec| stage.device.contains(&fact);
+    let line = |fact: &&'static str| {
+        let names = |stage: &&StageSpec| stage.device.contains(fact) && !is_implied(stage, fact);
         let stages = pipeline.stages.iter().filter(names).map(|stage| stage.name.as_str());
         let stages: Vec<&str> = stages.take(STAGES_NAMED_MAX).collect();
-        format!(
-            "device = [\"{fact}\"] of {} is \"{ABSENT}\" here: {}",
-            stages.join(", "),
-            looked_at(fact)
-        )
+        (!stages.is_empty()).then(|| {
+            format!(
+                "device = [\"{fact}\"] of {} is \"{ABSENT}\" here: {}",
+                stages.join(", "),
+                looked_at(fact)
+            )
+        })
     };
-    facts.iter().filter(|(_, value)| *value == ABSENT).map(|(fact, _)| line(fact)).collect()
+    let none = facts.iter().filter(|(_, value)| *value == ABSENT).map(|(fact, _)| fact);
+    none.filter_map(line).collect()
+}
+
+/// Whether a stage depends on a fact by its back end: boards have no driver's file, and other machines no release of L4T, so
+/// that one of these is absent says nothing.
+fn is_implied(stage: &StageSpec, fact: &str) -> bool {
+    let backend = stage.params.get(BACKEND).and_then(Value::as_str);
+    backend.is_some_and(|backend| facts_of(backend).contains(fact))
 }
 
 /// Why a fact has this value, where it has none.

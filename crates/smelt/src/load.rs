@@ -15,7 +15,6 @@ use smelt_plan::{Digest, Kind, Pipeline, Plan, Side, StageId};
 use smelt_store::{Lookup, Store, Wait, is_disk_failing};
 
 use crate::console::tell;
-use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::pins::{self, Absent, Addresses, Ask};
@@ -132,7 +131,7 @@ pub(crate) fn plan_unpinned(flags: &PipelineFlags) -> Result<Plan, Failed> {
 pub(crate) fn parse(flags: &PipelineFlags) -> Result<Pipeline, Failed> {
     let (file, text) = (flags.pipeline.display().to_string(), read(&flags.pipeline)?);
     let mut pipeline = Pipeline::parse(&file, &text, &Overrides::parse(&flags.sets)?)?;
-    pipeline.depend(|backend| BACKENDS.facts_of(backend));
+    pipeline.depend(crate::device::facts_of);
     Ok(pipeline)
 }
 

@@ -104,6 +104,7 @@ fn needs(pipeline: &Pipeline, here: &Facts, spec: &StageSpec, folder: &Path) -> 
         Kind::EngineBuild | Kind::LlmEngineBuild => {
             needs.extend(compiler(spec).or_else(|| runtime(spec)));
             needs.extend(tensorrt(spec).into_iter().flatten());
+            needs.extend(builder(spec));
         }
         Kind::Verify => needs.extend(card(pipeline, spec)),
         _ => {}
@@ -252,6 +253,24 @@ fn tensorrt(spec: &StageSpec) -> Option<[Need; 2]> {
         need("tensorrt-rtx", "TensorRT for RTX", library),
         need("c++", "a compiler of C++", compiler),
     ])
+}
+
+/// TensorRT's program, which builds on the GPU that the engine is for.
+fn builder(spec: &StageSpec) -> Option<Need> {
+    let backend = spec.params.get(BACKEND)?.as_str()?;
+    if backend != GraphBackend::TensorRt.word() {
+        return None;
+    }
+    let found = tools::builder().map(|path| {
+        let version = Parts::of(&path, env::var("LD_LIBRARY_PATH").ok().as_deref()).version;
+        format!("{} {}", version.unwrap_or_default(), path.display()).trim().to_owned()
+    });
+    let found = found.ok_or_else(|| {
+        let why = "It builds the plan, on the GPU that the plan is for, and smelt brings none.";
+        let cure = VendorTool::of(tools::BUILDER).map(|tool| tool.cure.to_owned());
+        Lack::problem("is not here", why, cure)
+    });
+    Some(Need { id: "tool", name: tools::BUILDER.to_owned(), found })
 }
 
 /// The card that runs what is verified; weights alone are compared without one.

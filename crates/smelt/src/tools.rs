@@ -167,20 +167,36 @@ fn named(
     Ok(found)
 }
 
-/// The libraries that build a stage's engine, where those are a vendor's.
+/// What builds a stage's engine, where that is a vendor's.
 fn builders(spec: &StageSpec, file: &str) -> Result<Vec<Named>, Failed> {
     let backend = spec.params.get(BACKEND).and_then(Value::as_str);
-    if backend != Some(GraphBackend::TensorRtRtx.word()) {
+    let is_by = |of: GraphBackend| backend == Some(of.word());
+    let named = |name: &str, path| (name.to_owned(), path);
+    if is_by(GraphBackend::TensorRt) {
+        let program = builder().ok_or_else(|| missing(file, &spec.name, BUILDER))?;
+        let libraries = env::var("LD_LIBRARY_PATH").ok();
+        let parts = Parts::of(&program, libraries.as_deref()).files.into_iter();
+        let parts = parts.map(|(part, file)| (format!("{BUILDER}: {part}"), file));
+        return Ok([named(BUILDER, program)].into_iter().chain(parts).collect());
+    }
+    if !is_by(GraphBackend::TensorRtRtx) {
         return Ok(Vec::new());
     }
     let found = smelt_tensorrt::find(&|name| env::var_os(name)).map_err(|error| {
         Failed::new(Exit::DoesNotFit, format!("{file}: stage \"{}\": {error}", spec.name))
     })?;
-    let named = |name: &str, path| (name.to_owned(), path);
     Ok(vec![
         named("libtensorrt_rtx.so", found.core),
         named("libtensorrt_onnxparser_rtx.so", found.parser),
     ])
+}
+
+/// TensorRT's program.
+pub(crate) const BUILDER: &str = "trtexec";
+
+/// The program that builds engines of `backend = "tensorrt"`: by our `PATH`, or where NVIDIA's packages put it.
+pub(crate) fn builder() -> Option<PathBuf> {
+    on_path(BUILDER, Path::new("/")).or_else(|| at_vendor(BUILDER))
 }
 
 /// A tool that is declared and not here.

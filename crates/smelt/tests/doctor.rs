@@ -178,7 +178,7 @@ fn versions_are_told_without_starting_anything() {
         assert!(ended.stdout.contains(words), "{words}: {}", ended.stdout);
     };
     check("[\"trt/bin/trtexec\", \"--onnx=m\"]", 0, "trt/bin/trtexec 11.0.0");
-    let lack = "stage a: trt/bin/trtexec 11.0.0 has no --int8, which 11 took away";
+    let lack = "stage a: trt/bin/trtexec 11.0.0 has no --int8, which 11.0 took away";
     check("[\"trt/bin/trtexec\", \"--int8\"]", 1, lack);
     assert!(!Path::new("/started").exists());
 }

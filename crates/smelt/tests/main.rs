@@ -53,6 +53,7 @@ mod terminal;
 mod text;
 mod tokens;
 mod tools;
+mod trtexec;
 mod tune;
 mod verify;
 mod watch;

@@ -115,6 +115,8 @@ pub(crate) struct Definition {
     /// Whether it makes the same bytes from the same inputs, on any machine and any number of threads;
     /// `None` where that is the program's affair.
     pub(super) is_reproducible: Option<bool>,
+    /// Whether its params have it depend on what was measured, so that it promises no equal bytes.
+    pub(super) is_measured: fn(&Values) -> bool,
     /// Fields whose stages the output names by path, instead of holding a copy.
     pub(super) by_path: &'static [&'static str],
     /// Fields that are no edges and enter no key.
@@ -143,6 +145,7 @@ impl Definition {
             version,
             fields,
             is_reproducible: Some(true),
+            is_measured: |_| false,
             by_path: &[],
             unkeyed: &[],
             implied: &[],

@@ -305,7 +305,7 @@ fn not_begun(plan: &Plan, wishes: &Wishes, error: &StoreError) -> RunReport {
         key: None,
         digest: None,
         output: None,
-        reproducible: stage.kind.is_reproducible(),
+        reproducible: stage.is_reproducible(),
         class: None,
         message: None,
         attempts: Vec::new(),
@@ -444,7 +444,7 @@ fn checks(flags: &RunFlags, plan: &Plan, wishes: &Wishes) -> Result<BTreeSet<Sta
     for name in &flags.check {
         let id = plan.find(name)?;
         let stage = plan.stage(id);
-        if stage.kind.is_reproducible() == Some(false) || stage.given().is_some() {
+        if stage.is_reproducible() == Some(false) || stage.given().is_some() {
             let kind = stage.kind.name();
             let message = format!(
                 "--check {name}: a stage of kind \"{kind}\" promises no equal bytes, or is only read"

@@ -15,20 +15,21 @@ pub(super) const WORKER: Worker = Worker {
     executes_graphs: true,
     compiles_kernels: true,
     asks_tensorrt: true,
+    refusal: Some(tensorrt::refusal),
     ..Worker::new(run)
 };
 
 fn run(request: &Request) -> Result<(), Failed> {
     let params: EngineBuild = request.typed()?;
-    if let Some(target) = params.target.rtx() {
+    if let Some(target) = params.target.capability() {
         return tensorrt::run(request, &params, target);
     }
     match (params.backend, CudaTarget::parse(params.target.word())) {
-        (GraphBackend::Native, None) => native(request, precision(params.precision)),
+        (GraphBackend::Native, None) => native(request, precision(params.precision)?),
         (GraphBackend::Native, Some(target)) => for_card(request, target),
         (GraphBackend::OnnxRuntime, _) => foreign(request),
-        (GraphBackend::TensorRtRtx, _) => {
-            Err(Failed::usage("TensorRT for RTX builds for no such target"))
+        (GraphBackend::TensorRtRtx | GraphBackend::TensorRt, _) => {
+            Err(Failed::usage("TensorRT builds for no such target"))
         }
     }
 }
@@ -62,9 +63,12 @@ fn foreign(request: &Request) -> Result<(), Failed> {
     })
 }
 
-fn precision(word: GraphPrecision) -> Precision {
+fn precision(word: GraphPrecision) -> Result<Precision, Failed> {
     match word {
-        GraphPrecision::F32 => Precision::F32,
-        GraphPrecision::Int8 => Precision::Int8,
+        GraphPrecision::F32 => Ok(Precision::F32),
+        GraphPrecision::Int8 => Ok(Precision::Int8),
+        GraphPrecision::F16 | GraphPrecision::Bf16 | GraphPrecision::StronglyTyped => {
+            Err(Failed::usage("the native engine multiplies f32 or int8"))
+        }
     }
 }

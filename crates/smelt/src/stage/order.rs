@@ -86,14 +86,15 @@ fn compilers() -> Option<(String, String)> {
     Some((nvrtc::VARIABLE.to_owned(), paths.into_string().ok()?))
 }
 
-/// Where the worker finds TensorRT, and compilers of C++ for the program that loads it.
+/// Where the worker finds TensorRT, its program and compilers of C++ for the one that loads it.
 fn tensorrt() -> impl Iterator<Item = (String, String)> {
     let found = smelt_tensorrt::find(&|name| env::var_os(name)).ok();
     let folder = found.and_then(|found| Some(found.core.parent()?.to_str()?.to_owned()));
     // A name that is wrong the worker finds wrong too, and says so.
     let named = env::var(smelt_tensorrt::VARIABLE).ok().filter(|name| !name.is_empty());
     let folder = folder.or(named).map(|folder| (smelt_tensorrt::VARIABLE.to_owned(), folder));
-    folder.into_iter().chain(env::var("PATH").ok().map(|path| ("PATH".to_owned(), path)))
+    let ours = |name: &str| Some((name.to_owned(), env::var(name).ok()?));
+    folder.into_iter().chain(["PATH", "LD_LIBRARY_PATH"].into_iter().filter_map(ours))
 }
 
 /// Where the driver of GPUs is, if somebody named it; else its usual folders are asked.

@@ -107,14 +107,16 @@ fn too_wide(stage: &Stage, model: &Model) -> Option<String> {
 
 /// An engine that smelt has built, and that nothing of it runs.
 fn unrun(plan: &Plan, stage: &Stage) -> Option<String> {
-    let is_unrun = |field: &&str| {
-        let engine = input(plan, stage, field).map(|(_, engine)| engine);
-        let backend = engine.and_then(|engine| kind::typed::<EngineBuild>(&engine.params).ok());
-        backend.is_some_and(|engine| engine.backend == GraphBackend::TensorRtRtx)
+    let unrun = |field: &'static str| {
+        let (_, engine) = input(plan, stage, field)?;
+        let backend = kind::typed::<EngineBuild>(&engine.params).ok()?.backend;
+        let is_unrun = matches!(backend, GraphBackend::TensorRtRtx | GraphBackend::TensorRt);
+        is_unrun.then_some((field, backend))
     };
-    let field = ["vision", "encoder"].into_iter().find(is_unrun)?;
+    let (field, backend) = ["vision", "encoder"].into_iter().find_map(unrun)?;
     Some(format!(
-        "the {field} engine is of backend = \"tensorrt-rtx\", whose plans smelt builds and does not run yet"
+        "the {field} engine is of backend = \"{}\", whose plans smelt builds and does not run yet",
+        backend.word()
     ))
 }
 

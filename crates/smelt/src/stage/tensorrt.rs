@@ -1,15 +1,26 @@
-//! `engine-build` by TensorRT for RTX: finds what it needs, builds, and looks at every plan.
+//! `engine-build` by TensorRT: finds what it needs, builds, and looks at every plan.
 
 use std::env;
+use std::path::{Path, PathBuf};
 
-use smelt_engine_build::tensorrt::{Options, TensorRtError, Tools, build};
+use nix::sys::signal::{Signal, raise};
+use smelt_cuda::Sm;
+use smelt_engine_build::tensorrt::{Settings, TensorRtError, rtx, trtexec};
 use smelt_exec::file_fault;
-use smelt_plan::kind::engine_build::{EngineBuild, SizeRange};
+use smelt_plan::kind;
+use smelt_plan::kind::engine_build::{EngineBuild, GraphBackend, GraphPrecision, SizeRange};
+use smelt_plan::plan::Stage;
 use smelt_plan::validity::{FileFormat, Validity};
+use smelt_tensorrt::trtexec::{Dla, Fault, Precision};
 use smelt_tensorrt::{CompileError, SessionError, find, version};
 
+use smelt_watch::Machine;
+
 use super::request::{Request, say};
+use crate::checkpoints::Checkpoints;
 use crate::exit::{Exit, Failed};
+use crate::tools::parts::{Parts, VendorTool};
+use crate::{device, tools};
 
 /// Builds an engine; `target` is the GPU's compute capability.
 pub(super) fn run(request: &Request, params: &EngineBuild, target: u32) -> Result<(), Failed> {
@@ -17,19 +28,13 @@ pub(super) fn run(request: &Request, params: &EngineBuild, target: u32) -> Resul
         let why = "\"tactics\" are for backend = \"native\"; leave them out";
         return Err(Failed::new(Exit::BadPipeline, why));
     }
-    let options = options(params, target)?;
-    let libraries = find(&|name| env::var_os(name)).map_err(|error| failed(error.into()))?;
-    let version = version(&libraries.core).ok().flatten();
-    let tools = Tools {
-        libraries: &libraries,
-        version: version.unwrap_or_else(|| "unknown".to_owned()),
-        scratch: &env::temp_dir(),
-        path: &env::var_os("PATH").unwrap_or_default(),
+    let settings = settings(params, target)?;
+    let plans = match params.backend {
+        GraphBackend::TensorRt => by_program(request, params, settings)?,
+        _ => by_libraries(request, &settings)?,
     };
-    say(&format!("TensorRT for RTX {} of {}", tools.version, libraries.core.display()));
-    let plans = build(request.input("onnx")?, &options, &tools, &request.out, &mut say);
     let plan = Validity { form: FileFormat::Plan, bytes_min: 1 };
-    for path in plans.map_err(failed)? {
+    for path in plans {
         if let Some(fault) = file_fault(&path, &plan) {
             let name = path.file_name().unwrap_or_default().display();
             return Err(Failed::invalid(format_args!("{name}: {fault}")));
@@ -38,12 +43,75 @@ pub(super) fn run(request: &Request, params: &EngineBuild, target: u32) -> Resul
     Ok(())
 }
 
-fn options(params: &EngineBuild, target: u32) -> Result<Options, Failed> {
+fn by_libraries(request: &Request, settings: &Settings) -> Result<Vec<PathBuf>, Failed> {
+    let libraries = find(&|name| env::var_os(name)).map_err(|error| failed(error.into()))?;
+    let version = version(&libraries.core).ok().flatten();
+    let tools = rtx::Tools {
+        libraries: &libraries,
+        version: version.unwrap_or_else(|| "unknown".to_owned()),
+        scratch: &env::temp_dir(),
+        path: &env::var_os("PATH").unwrap_or_default(),
+    };
+    say(&format!("TensorRT for RTX {} of {}", tools.version, libraries.core.display()));
+    rtx::build(request.input("onnx")?, settings, &tools, &request.out, &mut say).map_err(failed)
+}
+
+fn by_program(
+    request: &Request,
+    params: &EngineBuild,
+    settings: Settings,
+) -> Result<Vec<PathBuf>, Failed> {
+    let program = tools::builder()
+        .ok_or_else(|| Failed::new(Exit::DoesNotFit, "trtexec is not here any more"))?;
+    let version = version_of(&program);
+    let here = device::seen();
+    if let Some(Sm(sm)) = here.filter(|Sm(sm)| *sm != settings.target.0) {
+        return Err(failed(Fault::OtherGpu(sm, settings.target.0).into()));
+    }
+    let timing = request.optional_input("timing").map(|dir| dir.join(trtexec::TIMING_FILE));
+    if let Some(lacks) = timing.as_ref().filter(|file| !file.exists()) {
+        let why = format!(
+            "\"timing\": there is no {}; name an engine of backend = \"tensorrt\"",
+            lacks.display()
+        );
+        return Err(Failed::new(Exit::BadPipeline, why));
+    }
+    let (options, scratch) = (options(params), env::temp_dir());
+    let settings =
+        Settings { workspace_bytes: settings.workspace_bytes.or_else(workspace), ..settings };
+    let refuses = |argument: &str| refused(argument, version.as_deref());
+    let tools = trtexec::Tools { program: &program, scratch: &scratch, timing, refuses: &refuses };
+    trtexec::build(request.input("onnx")?, &settings, &options, &tools, &request.out, &mut say)
+        .map_err(|error| {
+            end_alike(&error);
+            failed(error)
+        })
+}
+
+/// Ends as the program was ended from outside, by SIGKILL or SIGTERM: whether that was for want of memory, the supervisor
+/// knows better.
+fn end_alike(error: &TensorRtError) {
+    let TensorRtError::Fault(Fault::Killed(signal)) = error else { return };
+    let signal = Signal::try_from(*signal).ok();
+    if let Some(signal @ (Signal::SIGKILL | Signal::SIGTERM)) = signal {
+        say(&error.to_string());
+        let _ = raise(signal);
+    }
+}
+
+/// Half of what is free, where the GPU has the machine's memory: by itself TensorRT takes all of it for kernels to try.
+fn workspace() -> Option<u64> {
+    const STEP: u64 = 64 << 20;
+    let available = Machine::read(Path::new("/")).mem_available_bytes?;
+    device::has_unified_memory().then(|| (available / 2 / STEP * STEP).max(STEP))
+}
+
+fn settings(params: &EngineBuild, target: u32) -> Result<Settings, Failed> {
     let range = |(name, text): (&String, &String)| {
         let SizeRange { min, opt, max } = SizeRange::parse(text).map_err(Failed::usage)?;
         Ok((name.clone(), [min, opt, max]))
     };
-    Ok(Options {
+    Ok(Settings {
         target: (target, params.target.word().to_owned()),
         sizes: params.sizes.iter().map(range).collect::<Result<_, Failed>>()?,
         workspace_bytes: params.workspace,
@@ -51,8 +119,53 @@ fn options(params: &EngineBuild, target: u32) -> Result<Options, Failed> {
     })
 }
 
+fn options(params: &EngineBuild) -> trtexec::Options {
+    trtexec::Options {
+        precision: precision(params.precision),
+        aux_streams: params.aux_streams,
+        tactic_sources: params.tactic_sources.clone(),
+        input_formats: params.input_formats.clone(),
+        output_formats: params.output_formats.clone(),
+        dla: params.dla.map(|core| Dla { core, gpu_fallback: params.gpu_fallback }),
+    }
+}
+
+fn precision(word: GraphPrecision) -> Precision {
+    match word {
+        GraphPrecision::F32 => Precision::F32,
+        GraphPrecision::F16 => Precision::F16,
+        GraphPrecision::Bf16 => Precision::Bf16,
+        GraphPrecision::Int8 => Precision::Int8,
+        GraphPrecision::StronglyTyped => Precision::StronglyTyped,
+    }
+}
+
+/// Why the version that is here does not build this, by what the file says.
+pub(super) fn refusal(_: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+    let params: EngineBuild = kind::typed(&stage.params).ok()?;
+    let is_by_program = params.backend == GraphBackend::TensorRt;
+    let program = is_by_program.then(tools::builder).flatten()?;
+    let version = version_of(&program);
+    let flags = precision(params.precision).flags();
+    flags.iter().find_map(|flag| refused(flag, version.as_deref()))
+}
+
+fn version_of(program: &Path) -> Option<String> {
+    Parts::of(program, env::var("LD_LIBRARY_PATH").ok().as_deref()).version
+}
+
+/// Why a version of the program does not take an argument, if so.
+fn refused(argument: &str, version: Option<&str>) -> Option<String> {
+    let version = version?;
+    let why = VendorTool::of(tools::BUILDER)?.refuses(argument, version)?;
+    Some(format!("{} {version} {why}", tools::BUILDER))
+}
+
 fn failed(error: TensorRtError) -> Failed {
     let exit = match &error {
+        TensorRtError::Fault(Fault::Killed(_) | Fault::Failed(..)) => Exit::StageFailed,
+        TensorRtError::Fault(Fault::OtherGpu(..)) | TensorRtError::Flag(_) => Exit::DoesNotFit,
+        TensorRtError::Fault(_) => return Failed::invalid(error),
         TensorRtError::Library(_)
         | TensorRtError::Compile(CompileError::NoCompiler | CompileError::Refused { .. })
         | TensorRtError::Session(SessionError::Library { .. })
@@ -61,11 +174,12 @@ fn failed(error: TensorRtError) -> Failed {
         | TensorRtError::Grids(_)
         | TensorRtError::Check { .. }
         | TensorRtError::Refused { .. } => Exit::BadModel,
-        TensorRtError::Sizes(_) => Exit::BadPipeline,
+        TensorRtError::Unfit(_) => Exit::BadPipeline,
         TensorRtError::Short { .. } => return Failed::invalid(error),
         TensorRtError::Compile(CompileError::Io { .. })
         | TensorRtError::Session(_)
         | TensorRtError::Builder(_)
+        | TensorRtError::Start { .. }
         | TensorRtError::Write { .. } => Exit::StageFailed,
     };
     Failed::new(exit, error)

@@ -36,24 +36,26 @@ pub(crate) struct VendorTool {
     pub(crate) cure: &'static str,
 }
 
-/// A flag, the first version that knows it and the first that does not any more.
+/// A flag, the first version that knows it and the first that does not any more: major and minor numbers.
 struct Flag {
     name: &'static str,
-    since: Option<u32>,
-    until: Option<u32>,
+    since: Version,
+    until: Option<Version>,
 }
+
+type Version = (u32, u32);
 
 const TENSORRT: [&str; 3] = ["libnvinfer.so", "libnvinfer_plugin.so", "libnvonnxparser.so"];
 
-const fn since(name: &'static str, version: u32) -> Flag {
-    Flag { name, since: Some(version), until: None }
+const fn since(name: &'static str, version: Version) -> Flag {
+    Flag { name, since: version, until: None }
 }
 
-const fn until(name: &'static str, version: u32) -> Flag {
-    Flag { name, since: None, until: Some(version) }
+const fn until(name: &'static str, version: Version) -> Flag {
+    Flag { name, since: (0, 0), until: Some(version) }
 }
 
-/// Sources: the file lists of NVIDIA's Debian packages; the help of `trtexec` 10.3 to 11.0; the build guides of TensorRT
+/// Sources: the file lists of NVIDIA's Debian packages; `sampleOptions.cpp` of TensorRT 8.6 to 11.1; the build guides of TensorRT
 /// Edge-LLM and TensorRT-LLM (branch v0.12.0-jetson); llama.cpp's CMake.
 const VENDOR_TOOLS: [VendorTool; 6] = [
     VendorTool {
@@ -62,11 +64,16 @@ const VENDOR_TOOLS: [VendorTool; 6] = [
         libraries: &TENSORRT,
         // Networks are strongly typed from 11 on, so nobody asks for a type.
         flags: &[
-            until("--best", 11),
-            until("--fp16", 11),
-            until("--int8", 11),
-            since("--cpuOnly", 11),
-            since("--remoteAutoTuningConfig", 11),
+            until("--best", (11, 0)),
+            until("--calib", (11, 0)),
+            until("--fp16", (11, 0)),
+            until("--fp8", (11, 0)),
+            until("--int4", (11, 0)),
+            until("--int8", (11, 0)),
+            Flag { name: "--bf16", since: (9, 0), until: Some((11, 0)) },
+            since("--stronglyTyped", (9, 0)),
+            since("--remoteAutoTuningConfig", (10, 13)),
+            since("--cpuOnly", (10, 15)),
         ],
         cure: "sudo apt update && sudo apt install libnvinfer-bin",
     },
@@ -126,14 +133,16 @@ impl VendorTool {
     /// Why a version of it does not take an argument, to go on from its name.
     pub(crate) fn refuses(&self, argument: &str, version: &str) -> Option<String> {
         let name = argument.split('=').next()?;
-        let major: u32 = version.split('.').next()?.parse().ok()?;
+        let numbers = || version.split('.').map(|number| number.parse::<u32>().ok());
+        let here = (numbers().next()??, numbers().nth(1).flatten().unwrap_or(0));
         let flag = self.flags.iter().find(|flag| flag.name == name)?;
-        match flag {
-            Flag { since: Some(since), .. } if major < *since => {
-                Some(format!("has no {name}, which {since} brought"))
+        let words = |(major, minor): Version| format!("{major}.{minor}");
+        match flag.until {
+            _ if here < flag.since => {
+                Some(format!("has no {name}, which {} brought", words(flag.since)))
             }
-            Flag { until: Some(until), .. } if major >= *until => {
-                Some(format!("has no {name}, which {until} took away"))
+            Some(until) if here >= until => {
+                Some(format!("has no {name}, which {} took away", words(until)))
             }
             _ => None,
         }
@@ -276,8 +285,11 @@ mod tests {
             assert_eq!(tool.refuses(argument, version).as_deref(), why, "{argument} {version}");
         };
         check("--fp16", "10.3.0", None);
-        check("--fp16", "11.4.0.106", Some("has no --fp16, which 11 took away"));
-        check("--cpuOnly=1", "10.3.0", Some("has no --cpuOnly, which 11 brought"));
+        check("--fp16", "11.4.0.106", Some("has no --fp16, which 11.0 took away"));
+        check("--cpuOnly=1", "10.3.0", Some("has no --cpuOnly, which 10.15 brought"));
+        check("--bf16", "8.6.1", Some("has no --bf16, which 9.0 brought"));
+        check("--bf16", "10.3.0", None);
+        check("--bf16", "11.1", Some("has no --bf16, which 11.0 took away"));
         check("--cpuOnly", "11.0", None);
         check("--onnx=fp16", "11.0", None);
         check("--fp16", "of nobody", None);

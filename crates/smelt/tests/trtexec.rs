@@ -1,0 +1,304 @@
+//! Pipelines whose engines `trtexec` builds, by a stand-in for it (`stand_ins/trtexec.py`): there is no GPU here.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::world::{Ended, World, ended, statuses};
+
+const STAND_IN: &str = include_str!("stand_ins/trtexec.py");
+const DETECTOR: &[u8] = include_bytes!("../../../tests/data/golden/yolo-tiny/yolo.onnx");
+
+/// A tower of the smallest model, whose tiles vary, and an engine of it.
+const PIPELINE: &str = r#"
+smelt = 1
+name = "t"
+[stage.checkpoint]
+kind = "source"
+from = "synthetic:internvl3-tiny"
+[stage.graph]
+kind = "onnx-export"
+checkpoint = "checkpoint"
+part = "vision"
+dtype = "f16"
+[stage.engine]
+kind = "engine-build"
+onnx = "graph"
+backend = "tensorrt"
+target = "sm87"
+"#;
+const SIZES: &str = "sizes = { tiles = \"1,2,4\" }\n";
+
+/// A pipeline with its tool beside it.
+struct Board {
+    world: World,
+}
+
+impl Board {
+    fn new(pipeline: &str) -> Self {
+        let world = World::new("");
+        world.write("p.toml", pipeline);
+        for folder in ["trt/bin", "trt/lib"] {
+            fs::create_dir_all(world.path(folder)).unwrap();
+        }
+        fs::write(world.path("trt/lib/libnvinfer.so.10.3.0"), "a library").unwrap();
+        let board = Self { world };
+        board.put(STAND_IN);
+        board
+    }
+
+    /// An engine of the smallest model's tower, with these lines more.
+    fn building(more: &str) -> Self {
+        Self::new(&format!("{PIPELINE}{more}"))
+    }
+
+    fn program(&self) -> PathBuf {
+        self.world.path("trt/bin/trtexec")
+    }
+
+    fn put(&self, program: &str) {
+        fs::write(self.program(), program).unwrap();
+        fs::set_permissions(self.program(), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// What goes wrong from now on, or what the machine is.
+    fn mode(&self, words: &str) {
+        fs::write(self.world.path("trt/bin/mode"), words).unwrap();
+    }
+
+    fn smelt(&self, arguments: &[&str]) -> Ended {
+        let path = format!("{}:/usr/bin:/bin", self.world.path("trt/bin").display());
+        ended(self.world.command(arguments).env("PATH", path))
+    }
+
+    #[track_caller]
+    fn run(&self) -> Vec<String> {
+        let ended = self.smelt(&["run", "p.toml", "--json"]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        statuses(&serde_json::from_str(&ended.stdout).unwrap())
+    }
+
+    fn out(&self, stage: &str) -> PathBuf {
+        PathBuf::from(self.smelt(&["out", "p.toml", stage]).stdout.trim())
+    }
+
+    fn engine(&self) -> Value {
+        let text = fs::read_to_string(self.out("engine").join("engine.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// What was printed by the stage's last attempt.
+    fn log(&self) -> String {
+        let runs = fs::read_dir(self.world.path("cache/logs")).unwrap().flatten();
+        let logs = runs.map(|run| run.path().join("engine.1.log")).filter(|log| log.exists());
+        let written = |log: &PathBuf| fs::metadata(log).unwrap().modified().unwrap();
+        fs::read_to_string(logs.max_by_key(written).unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn a_graph_becomes_a_plan_and_what_was_measured_is_kept() {
+    let settings = "precision = \"f16\"\nworkspace = \"512MiB\"\nlevel = 1\naux-streams = 0\ntactic-sources = [\"-CUDNN\"]\n";
+    let formats = "input-formats = [\"fp16:chw\"]\noutput-formats = [\"fp16:chw\"]\n";
+    let second = "[stage.second]\nkind = \"engine-build\"\nonnx = \"graph\"\nbackend = \"tensorrt\"\ntarget = \"sm87\"\ntiming = \"engine\"\n";
+    let board = Board::building(&format!("{SIZES}{settings}{formats}{second}{SIZES}"));
+    let sealed = ["checkpoint", "graph", "engine", "second"].map(|stage| format!("{stage} sealed"));
+    assert_eq!(board.run(), sealed);
+    let engine = board.engine();
+    let check = |name: &str, expect: Value| assert_eq!(engine[name], expect, "{name}: {engine}");
+    check("kind", "tensorrt".into());
+    check("target", "sm87".into());
+    check("device", serde_json::json!({ "sm": "87" }));
+    check("tensorrt", "10.3.0".into());
+    check("precision", "f16".into());
+    check("workspace-bytes", (512 << 20).into());
+    check("timing", "timing.cache".into());
+    let input = &engine["plans"][0]["inputs"][0];
+    assert_eq!(
+        (&input["min"][0], &input["opt"][0], &input["max"][0]),
+        (&1.into(), &2.into(), &4.into())
+    );
+    let plan = |stage: &str| fs::read(board.out(stage).join("engine.plan")).unwrap();
+    assert_eq!(engine["plans"][0]["bytes"], plan("engine").len());
+    assert!(plan("engine").ends_with(b"cold") && plan("second").ends_with(b"warm"));
+    assert_eq!(board.run(), sealed.map(|word| word.replace("sealed", "hit")));
+    let log = board.log();
+    for flag in [
+        "--skipInference",
+        "--fp16",
+        "--memPoolSize=workspace:536870912B",
+        "--builderOptimizationLevel=1",
+        "--maxAuxStreams=0",
+        "--tacticSources=-CUDNN",
+        "--inputIOFormats=fp16:chw",
+    ] {
+        assert!(log.contains(flag), "{flag}: {log}");
+    }
+    board.world.assert_nothing_runs();
+}
+
+/// Whatever the program does wrong, nothing is sealed, one line says what it was, and the same command goes on.
+#[test]
+fn a_program_that_goes_wrong_is_told_apart_and_never_sealed() {
+    let board = Board::building(SIZES);
+    for (mode, class, words) in [
+        ("silent", "output-invalid", "did not say that it passed"),
+        ("unsaid", "output-invalid", "did not say that it passed"),
+        ("nothing", "output-invalid", "left no plan"),
+        ("short", "output-invalid", "and trtexec said 1.9073"),
+        ("killed", "killed-externally", "killed"),
+        ("fails-after", "tool-rejected", "Inference failed"),
+        ("no-memory", "no-tactic", "Could not find any implementation"),
+        ("late", "output-invalid", "processes that it started go on"),
+        ("gpu=8.6", "tool-rejected", "compute capability 8.6, and the engine is to be for 8.7"),
+    ] {
+        board.mode(mode);
+        let ended = board.smelt(&["run", "p.toml"]);
+        assert_ne!(ended.code, Some(0), "{mode}: {}", ended.stderr);
+        let line = ended.stderr.lines().find(|line| line.contains("engine failed"));
+        let line = line.unwrap_or_else(|| panic!("{mode}: {}", ended.stderr));
+        assert!(line.contains(class), "{mode}: {line}");
+        assert!(ended.stderr.contains(words), "{mode}: {}", ended.stderr);
+        let plan = board.smelt(&["plan", "p.toml"]).stdout;
+        let row = plan.lines().find(|line| line.contains("engine ")).unwrap();
+        assert!(row.contains("miss"), "{mode}: {plan}");
+        board.world.assert_nothing_runs();
+    }
+    // Megabytes without an end of line are no failure.
+    board.mode("noise");
+    assert_eq!(board.run(), ["checkpoint hit", "graph hit", "engine sealed"]);
+}
+
+#[test]
+fn what_cannot_be_built_is_refused_before_the_program_is_asked() {
+    let check = |more: &str, code: i32, words: &str| {
+        let ended = Board::building(more).smelt(&["run", "p.toml"]);
+        assert_eq!(ended.code, Some(code), "{more}: {}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{more}: {}", ended.stderr);
+    };
+    check("", 1, "sizes = { \"tiles\" = \"1,1,4\" }");
+    check("sizes = { tile = \"1\" }\n", 1, "its sizes that vary are tiles");
+    check(&format!("{SIZES}precision = \"int8\"\n"), 1, "would make up scales");
+    let three = "input-formats = [\"fp16:chw\", \"fp16:chw\", \"fp16:chw\"]\n";
+    check(&format!("{SIZES}{three}"), 1, "\"input-formats\" has 3 formats, and the graph 1");
+    let board = Board::building(&format!("{SIZES}precision = \"f16\"\n"));
+    fs::rename(
+        board.world.path("trt/lib/libnvinfer.so.10.3.0"),
+        board.world.path("trt/lib/libnvinfer.so.11.0.0"),
+    )
+    .unwrap();
+    let plan = board.smelt(&["plan", "p.toml"]);
+    let why = "trtexec 11.0.0 has no --fp16, which 11.0 took away";
+    assert!(
+        format!("{}{}", plan.stdout, plan.stderr).contains(why),
+        "{}{}",
+        plan.stdout,
+        plan.stderr
+    );
+    let ended = board.smelt(&["run", "p.toml"]);
+    assert_ne!(ended.code, Some(0));
+    assert!(ended.stderr.contains(why), "{}", ended.stderr);
+}
+
+#[test]
+fn an_accelerator_that_runs_nothing_is_no_engine() {
+    let fixed = "sizes = { tiles = \"2\" }\nprecision = \"f16\"\ndla = 0\ngpu-fallback = true\n";
+    let board = Board::building(fixed);
+    let failing = |words: &str| {
+        let ended = board.smelt(&["run", "p.toml"]);
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        assert!(ended.stderr.contains(words), "{words}: {}", ended.stderr);
+    };
+    failing("Cannot create DLA engine, 0 not available");
+    board.mode("dla=2 fell-back");
+    failing("no layer runs on the accelerator");
+    board.mode("dla=2");
+    assert_eq!(board.run(), ["checkpoint hit", "graph hit", "engine sealed"]);
+    assert_eq!(board.engine()["dla"], 0);
+    assert!(
+        board.log().contains("fast from 4 pictures at once on, and this is for 2"),
+        "{}",
+        board.log()
+    );
+}
+
+#[test]
+fn without_the_program_a_line_says_what_to_do_before_anything_runs() {
+    let board = Board::building(SIZES);
+    fs::remove_file(board.program()).unwrap();
+    let ended = board.smelt(&["run", "p.toml"]);
+    assert_eq!((ended.code, ended.stderr.lines().count()), (Some(5), 1), "{}", ended.stderr);
+    let words = "there is no tool \"trtexec\" here; it comes by: sudo apt";
+    assert!(ended.stderr.contains(words), "{}", ended.stderr);
+    let doctor = board.smelt(&["doctor", "p.toml"]);
+    assert_eq!(doctor.code, Some(1), "{}", doctor.stdout);
+    assert!(doctor.stdout.contains("stage engine: trtexec is not here"), "{}", doctor.stdout);
+}
+
+#[test]
+fn a_tool_that_was_upgraded_changes_this_key_alone() {
+    let board = Board::building(SIZES);
+    board.run();
+    fs::write(board.world.path("trt/lib/libnvinfer.so.10.3.0"), "another library").unwrap();
+    let explained = board.smelt(&["explain", "p.toml", "engine"]).stdout;
+    assert!(explained.contains("trtexec: libnvinfer.so"), "{explained}");
+    assert_eq!(board.run(), ["checkpoint hit", "graph hit", "engine sealed"]);
+    board.put(&format!("{STAND_IN}\n# another\n"));
+    assert_eq!(board.run(), ["checkpoint hit", "graph hit", "engine sealed"]);
+    // No two builds promise equal bytes, since kernels are chosen by what was measured.
+    let checked = board.smelt(&["run", "p.toml", "--check", "engine"]);
+    assert!(checked.stderr.contains("promises no equal bytes"), "{}", checked.stderr);
+}
+
+/// Each rule of the stand-in is violated in turn: an argument that the real program refuses does not get through here.
+#[test]
+fn the_stand_in_refuses_what_the_program_refuses() {
+    let board = Board::building("");
+    fs::write(board.world.path("m.onnx"), DETECTOR).unwrap();
+    fs::write(board.world.path("cut.onnx"), &DETECTOR[..DETECTOR.len() / 2]).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(board.program());
+        ended(command.args(arguments).current_dir(board.world.path("")))
+    };
+    let good = ["--onnx=m.onnx", "--saveEngine=p", "--skipInference"];
+    let passes = run(&good);
+    assert_eq!(passes.code, Some(0), "{}", passes.stdout);
+    assert!(passes.stdout.contains("&&&& PASSED TensorRT.trtexec [TensorRT v100300]"));
+    for (bad, words) in [
+        ("--workspace=512", "Unknown option: --workspace 512"),
+        ("--skipInference", "Unknown option: --skipInference"),
+        ("--memPoolSize=scratch:1M", "Unknown memory pool: scratch"),
+        ("--memPoolSize=workspace:1MiB", "stod"),
+        ("--memPoolSize=workspace:-1M", "Negative memory pool size"),
+        ("--memPoolSize=workspace:1X", "invalid unit specifier 'X'"),
+        ("--tacticSources=CUDNN", "must be prefixed with + or -"),
+        ("--tacticSources=-CUDNNX", "Unknown tactic source: CUDNNX"),
+        ("--tacticSources=-CUDNN,+CUDNN", "Cannot enable and disable CUDNN"),
+        ("--inputIOFormats=fp16", "Invalid IOFormat fp16"),
+        ("--inputIOFormats=f16:chw", "Invalid DataType f16"),
+        ("--outputIOFormats=fp16:nchw", "Invalid TensorFormat nchw"),
+        ("--loadEngine=p", "Incompatible load and save engine options"),
+        ("--minShapes=images:1x3x64x64", "Static model does not take explicit shapes"),
+        ("--optShapes=image:1", "Cannot find input tensor with name \"image\""),
+        ("--optShapes=images:1xa", "failed to parse minShapes/optShapes/maxShapes"),
+        ("--useDLACore=0", "Cannot create DLA engine, 0 not available"),
+    ] {
+        let ended = run(&[&good[..], &[bad]].concat());
+        assert_eq!(ended.code, Some(1), "{bad}: {}", ended.stdout);
+        assert!(ended.stdout.contains(words), "{bad}: {}", ended.stdout);
+        assert!(ended.stdout.contains("&&&& FAILED TensorRT.trtexec"), "{bad}: {}", ended.stdout);
+    }
+    for (onnx, words) in [
+        ("--onnx=nowhere.onnx", "Could not open file nowhere.onnx"),
+        ("--onnx=cut.onnx", "Failed to parse onnx file"),
+    ] {
+        let ended = run(&[onnx, "--saveEngine=p"]);
+        assert_eq!(ended.code, Some(1), "{}", ended.stdout);
+        assert!(ended.stdout.contains(words), "{}", ended.stdout);
+    }
+    assert!(run(&["--saveEngine=p"]).stdout.contains("Model missing or format not recognized"));
+    assert!(run(&[&good[..], &["--int8", "--fp8"]].concat()).stdout.contains("aren't allowed"));
+}
