@@ -175,7 +175,8 @@ fn value(fact: &str) -> String {
     fact_of(fact).unwrap_or_else(|| ABSENT.to_owned())
 }
 
-fn fact_of(fact: &str) -> Option<String> {
+/// A fact, where the device has it.
+pub(crate) fn fact_of(fact: &str) -> Option<String> {
     match fact {
         "arch" => Some(std::env::consts::ARCH.to_owned()),
         "cpu" => cpu(&text("/proc/cpuinfo")),

@@ -66,6 +66,8 @@ mod forecast;
 #[cfg(feature = "build")]
 mod gguf_headers;
 #[cfg(feature = "build")]
+mod known_bad;
+#[cfg(feature = "build")]
 mod ladder;
 #[cfg(feature = "build")]
 mod memo;

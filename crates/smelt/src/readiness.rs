@@ -19,6 +19,7 @@ use smelt_plan::pipeline::{InputRef, PipelineError, StageSpec};
 use smelt_plan::{Kind, Pipeline, Plan, Side, StageId, share};
 use smelt_tensorrt::{COMPILER_CURE, LibraryError};
 
+use crate::known_bad::{self, Combination};
 use crate::stage::order::place;
 use crate::tools::parts::{Parts, VendorTool};
 use crate::{cards, device, pins, tools};
@@ -110,7 +111,19 @@ fn needs(pipeline: &Pipeline, here: &Facts, spec: &StageSpec, folder: &Path) -> 
         _ => {}
     }
     needs.extend(facts(here, spec));
+    needs.extend(known_bad::of_stage(&spec.params, folder).into_iter().map(gone_wrong));
     needs
+}
+
+/// What is known to go wrong together, though all of it is here.
+fn gone_wrong(row: &'static Combination) -> Need {
+    let lack = Lack {
+        severity: Severity::Warning,
+        what: format!("goes wrong: {} ({})", row.means, row.known),
+        why: "It was seen to, and this stage is the same as far as can be told before it runs.",
+        cure: Some(row.remedy.clone()),
+    };
+    Need { id: "known-bad", name: row.id.clone(), found: Err(lack) }
 }
 
 /// What lies outside of the store.

@@ -253,6 +253,20 @@ fn a_tool_that_was_upgraded_changes_this_key_alone() {
     assert!(checked.stderr.contains("promises no equal bytes"), "{}", checked.stderr);
 }
 
+/// What was seen to go wrong is told before it runs, by `doctor`, `plan` and `run`; it runs all the same.
+#[test]
+fn what_is_known_to_go_wrong_together_is_told_beforehand() {
+    let fixed = "sizes = { tiles = \"4\" }\nprecision = \"int8\"\ndla = 0\n";
+    let board = Board::building(fixed);
+    let words = "the accelerator takes no QuantizeLinear";
+    for arguments in [&["doctor", "p.toml"][..], &["plan", "p.toml"], &["run", "p.toml"]] {
+        let ended = board.smelt(arguments);
+        assert!(format!("{}{}", ended.stdout, ended.stderr).contains(words), "{arguments:?}");
+    }
+    let other = Board::building(SIZES);
+    assert!(!other.smelt(&["plan", "p.toml"]).stdout.contains("instead:"));
+}
+
 /// Each rule of the stand-in is violated in turn: an argument that the real program refuses does not get through here.
 #[test]
 fn the_stand_in_refuses_what_the_program_refuses() {

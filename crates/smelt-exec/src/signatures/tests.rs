@@ -108,7 +108,7 @@ fn what_tools_say_is_understood() {
         ),
         (
             "[E] [TRT] ModelImporter.cpp:949: ERROR: No importer registered for op: Gemma",
-            "tool-rejected onnx-parse",
+            "tool-rejected onnx-import",
         ),
         ("[E] Failed to parse onnx file", "tool-rejected onnx-parse"),
         ("[E] Parsing model failed", "tool-rejected onnx-parse"),
@@ -172,7 +172,7 @@ fn an_operator_that_a_plugin_may_have_is_no_failure() {
     let line =
         "[I] [TRT] No importer registered for op: TRTBatchedNMS. Attempting to import as plugin.";
     assert_eq!(hits(line), "");
-    assert_eq!(hits("ERROR: No importer registered for op: TRTBatchedNMS"), "onnx-parse");
+    assert_eq!(hits("ERROR: No importer registered for op: TRTBatchedNMS"), "onnx-import");
 }
 
 /// Lines from users' reports, each named above the signature that it is of.
@@ -428,6 +428,25 @@ fn what_a_dla_refuses_is_told_from_what_it_leaves_to_the_gpu() {
         assert_eq!((found(line).as_str(), hits(line).as_str()), ("", id), "{line}");
     }
     let causes = [
+        (
+            "[E] Error[1]: Unexpected exception KTM assertion failure:\n    /_src/externals/ktm/src/caskTimingModels/convolutionTimingModel.cpp:65  shader != nullptr\n\
+             [I] Created engine with size: 0 MiB\n[E] Assertion failure: false && \"Attempting to access an empty engine!\"",
+            "kernel-timing-model",
+        ),
+        (
+            "[E] Error[3]: IDequantizeLayer::setPrecision: A DequantizeLayer can only run in\n    kINT8/kFP8/kFP4/kINT4 precision\n[E] Failed to parse onnx file",
+            "scales-of-bias",
+        ),
+        (
+            "[E] Static model does not take explicit shapes since the shape of inference tensors will be determined by the model itself\n\
+             [E] Network And Config setup failed\n[E] Building engine failed",
+            "shapes-of-fixed",
+        ),
+        (
+            "[E] Cannot find input tensor with name \"image\" in the network inputs! Please make sure the input tensor names are correct.",
+            "shapes-of-nothing",
+        ),
+        ("[11/27/2026-10:00:00] [E] Unknown option: --workspace 512", "option-unknown"),
         // NVIDIA-ISAAC-ROS/isaac_ros_depth_segmentation#12
         ("Cannot create DLA engine, 0 not available", "dla-absent"),
         // NVIDIA-AI-IOT/trt_pose_hand#19
@@ -492,7 +511,7 @@ fn the_number_of_an_ioctl_is_never_a_size() {
 fn the_last_cause_decides() {
     let log =
         "NvMapMemAllocInternalTagged: 1075072515 error 12\n[E] No importer registered for op: X";
-    assert_eq!(found(log), "tool-rejected onnx-parse", "it got over the refusal");
+    assert_eq!(found(log), "tool-rejected onnx-import", "it got over the refusal");
     let log = "CUDA error 2 for 5-byte allocation\nBuilding engine failed";
     assert_eq!(found(log), "device-memory cuda-allocation 5", "a trace is no cause");
     assert_eq!(found("all is well"), "");
@@ -510,7 +529,7 @@ fn users_add_and_replace() {
     assert_eq!((mine.class, mine.size_bytes), (DeviceMemory, Some(12 << 10)));
     assert_eq!(find("Parsing model failed").unwrap().class, NoTactic);
     assert_eq!(find("Invalid engine_role").unwrap().class, ToolRejected, "others stay");
-    assert_eq!(find("No importer registered for op: X"), None, "replaced as a whole");
+    assert_eq!(find("Failed to parse onnx file"), None, "replaced as a whole");
 }
 
 #[test]

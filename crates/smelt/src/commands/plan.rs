@@ -17,7 +17,7 @@ use crate::resource_needs::{Fits, ResourceNeeds};
 use crate::stage::exposed;
 use crate::story::Story;
 use crate::table::{Table, bytes, seconds};
-use crate::{price, refusals, sees, tools};
+use crate::{known_bad, price, refusals, sees, tools};
 
 pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Look)?;
@@ -70,6 +70,9 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     }
     if loaded.plan.stages().any(|(_, stage)| stage.params.contains_key(STRICT)) {
         answer(format_args!("{}\n", confinement.strict_words()))?;
+    }
+    for line in known_bad::lines(&loaded.plan, folder) {
+        answer(format_args!("{line}\n"))?;
     }
     let unseen = [tools::not_in_keys(&loaded.plan), tools::unknown(&loaded.plan)];
     for line in unseen.into_iter().flatten() {

@@ -39,7 +39,7 @@ use crate::story::Story;
 use crate::towers::Towers;
 use crate::unfinished::{Left, RunArguments};
 use crate::user_signatures;
-use crate::{refusals, secrets, table, tools};
+use crate::{known_bad, refusals, secrets, table, tools};
 
 /// Who starts a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -226,6 +226,7 @@ fn tell_before(
     }
     let folder = flags.pipeline.folder();
     exposed::lines(plan, folder, store.root(), confinement.way).into_iter().for_each(warn);
+    known_bad::lines(plan, folder).into_iter().for_each(warn);
     Ok(())
 }
 
