@@ -213,6 +213,17 @@ impl Retry {
         (!changes.is_empty() || class.passes_by_itself()).then_some(changes)
     }
 
+    /// The change of a rung that may come before any attempt, as the file says it; caches may be dropped unsaid.
+    pub fn change(&self, rung: Rung) -> Option<Change> {
+        match rung {
+            Rung::Settle => self.settle.map(Change::Settle),
+            Rung::WarmUp => self.warm_up.clone().map(Change::WarmUp),
+            Rung::DropCaches => Some(Change::DropCaches),
+            Rung::TemporarySwap => self.temporary_swap.clone().map(Change::TemporarySwap),
+            Rung::Reboot | Rung::Escalate => None,
+        }
+    }
+
     /// What the file says of attempt `n`, whatever has failed, in the order of [`Rung`].
     fn declared(&self, n: u32) -> Vec<Change> {
         let reboot = (self.reboot && n == self.attempts_max).then_some(Change::Reboot);
@@ -277,6 +288,17 @@ mod tests {
         check(&full(), 3, TimedOut, &[], Some("{ a }"));
         for class in [DiskFull, DiskError, SpawnFailed, NotReproducible] {
             check(&full(), 3, class, &[], None);
+        }
+    }
+
+    #[test]
+    fn rungs_that_come_before_any_attempt_are_as_the_file_says() {
+        for rung in Rung::ALL {
+            let change = full().change(rung);
+            let is_one = !matches!(rung, Rung::Reboot | Rung::Escalate);
+            assert_eq!(change.map(|change| change.rung()), is_one.then_some(rung));
+            let undeclared = Retry::default().change(rung).is_some();
+            assert_eq!(undeclared, rung == Rung::DropCaches);
         }
     }
 

@@ -103,7 +103,7 @@ impl State {
 }
 
 /// What the user asked of a run.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Wishes {
     /// Attempts at once.
     pub jobs: usize,
@@ -123,6 +123,8 @@ pub struct Wishes {
     pub once: bool,
     /// What runs that did not end have tried, by content key.
     pub earlier: BTreeMap<Digest, Earlier>,
+    /// What changes before the first attempt at a stage, whatever was before.
+    pub begin: BTreeMap<StageId, Vec<Change>>,
 }
 
 impl Default for Wishes {
@@ -138,6 +140,7 @@ impl Default for Wishes {
             force: BTreeSet::new(),
             once: false,
             earlier: BTreeMap::new(),
+            begin: BTreeMap::new(),
         }
     }
 }
@@ -486,6 +489,10 @@ impl<'p> Schedule<'p> {
     }
 
     fn first_attempt(&mut self, stage: StageId, key: &Digest) -> (u32, Vec<Change>) {
+        if let Some(changes) = self.wishes.begin.get(&stage) {
+            self.used.insert(stage, changes.iter().map(Change::rung).collect());
+            return (1, changes.clone());
+        }
         let Some(earlier) = self.wishes.earlier.get(key) else { return (1, Vec::new()) };
         let Earlier { attempts, class, used, rebooted } = earlier;
         let retry = &self.plan.stage(stage).retry;

@@ -5,6 +5,7 @@
 //! climbed together, so one may have helped in another's name.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 
 use serde::Serialize;
 use smelt_exec::{AttemptReport, RunReport, StageReport};
@@ -41,6 +42,18 @@ impl Count {
         let middle = (rate + Z * Z / (2.0 * n)) / weight;
         let half = Z / weight * (rate * (1.0 - rate) / n + Z * Z / (4.0 * n * n)).sqrt();
         ((middle - half).max(0.0), (middle + half).min(1.0))
+    }
+}
+
+/// `7 of 9 (45 to 94 %)`.
+impl fmt::Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.tried == 0 {
+            return f.write_str("-");
+        }
+        let (low, high) = self.interval();
+        let Self { tried, sealed } = self;
+        write!(f, "{sealed} of {tried} ({:.0} to {:.0} %)", low * 100.0, high * 100.0)
     }
 }
 

@@ -8,3 +8,4 @@ pub mod graph;
 pub mod page;
 pub mod summary;
 pub mod trace;
+pub mod trials;

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Command, CommandFactory as _, Parser};
 use smelt_backend::KvType;
 use smelt_exec::Space;
-use smelt_plan::{Side, quantity};
+use smelt_plan::{Rung, Side, quantity};
 use smelt_runtime::image::{FRAMES_MAX, Wanted};
 
 use crate::cards::DeviceChoice;
@@ -35,6 +35,8 @@ use crate::paint::When;
 #[cfg(not(feature = "build"))]
 pub(crate) use absent::{ModelCommand, PipelineCommand};
 pub(crate) use bench::{AccuracyFlags, AccuracyOfFlags, BenchCommand, BenchServeFlags};
+#[cfg(feature = "build")]
+pub(crate) use bench::{Arm, ArmsFlags};
 #[cfg(feature = "build")]
 pub(crate) use building::{ModelCommand, PipelineCommand};
 pub(crate) use bundle::{BundleFlags, UnbundleFlags};
@@ -239,6 +241,12 @@ pub(crate) struct RunFlags {
     /// This is the warm-up of another run's stage (smelt starts these itself)
     #[arg(long, hide = true)]
     pub(crate) warm_up: bool,
+    /// A trial: the stage of --only is tried once, behind this (smelt starts these itself)
+    #[arg(long, hide = true, value_name = "RUNG", requires = "only", value_parser = rung)]
+    pub(crate) begin: Vec<Rung>,
+    /// The same behind nothing
+    #[arg(long, hide = true)]
+    pub(crate) once: bool,
     /// Print the report as JSON instead of the table
     #[arg(long)]
     pub(crate) json: bool,
@@ -249,6 +257,11 @@ pub(crate) struct RunFlags {
 
 #[cfg(feature = "build")]
 impl RunFlags {
+    /// Whether another command started it, and nobody goes on with it: a stage is tried once.
+    pub(crate) fn is_trial(&self) -> bool {
+        self.warm_up || self.once || !self.begin.is_empty()
+    }
+
     /// Those of a run of a file of which nothing else is said.
     pub(crate) fn of(pipeline: PathBuf) -> Self {
         Self {
@@ -264,6 +277,8 @@ impl RunFlags {
             require_confinement: false,
             no_wait: false,
             warm_up: false,
+            begin: Vec::new(),
+            once: false,
             json: false,
             events: false,
         }
@@ -463,6 +478,13 @@ fn size(text: &str) -> Result<u64, String> {
 
 pub(crate) fn side(text: &str) -> Result<Side, String> {
     Side::parse(text).ok_or_else(|| format!("one of {}", Side::WORDS.join(", ")))
+}
+
+/// A rung that may come before any attempt.
+pub(crate) fn rung(text: &str) -> Result<Rung, String> {
+    let all = [Rung::Settle, Rung::WarmUp, Rung::DropCaches, Rung::TemporarySwap];
+    let words = || all.map(Rung::name).join(", ");
+    all.into_iter().find(|rung| rung.name() == text).ok_or_else(|| format!("one of {}", words()))
 }
 
 fn jobs(text: &str) -> Result<usize, String> {

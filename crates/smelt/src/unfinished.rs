@@ -48,7 +48,7 @@ impl RunArguments {
     /// `None` for a warm-up, which ends with the run that wanted it.
     pub(crate) fn of(flags: &RunFlags) -> Option<Self> {
         let RunFlags { pipeline: PipelineFlags { pipeline, sets }, .. } = flags;
-        (!flags.warm_up).then(|| Self {
+        (!flags.is_trial()).then(|| Self {
             dir: std::env::current_dir().unwrap_or_default(),
             pipeline: pipeline.clone(),
             sets: sets.clone(),
@@ -85,6 +85,8 @@ impl RunArguments {
             no_wait: false,
             events: false,
             warm_up: false,
+            begin: Vec::new(),
+            once: false,
             json: false,
         }
     }

@@ -428,3 +428,45 @@ fn without_systemd_the_user_is_told_what_to_do() {
     let last: Value = serde_json::from_str(&world.smelt(&["report", "--json"]).stdout).unwrap();
     assert_eq!(rungs(&attempts(&last)[0]), ["reboot false"]);
 }
+
+/// An experiment tells a warm-up that helps from nothing, tries each arm as often as was asked, and leaves nothing to go on with.
+#[test]
+fn arms_are_compared_by_trials_in_turns() {
+    let script = format!("{UNTIL_CURED}; rm $W/cured");
+    let world = world(&script, "warm-up = \"warm.toml#small\"");
+    let folder = world.path("").display().to_string();
+    let warm = format!("touch {folder}/cured; echo w > o");
+    world.write("warm.toml", &crate::world::writing(&[&format!("small::{warm}")]));
+    let bench = |more: &[&str]| {
+        world.smelt(&[&["bench", "arms", "p.toml#s", "--runs", "5", "--seed", "7"], more].concat())
+    };
+    let ended = bench(&["--arms", "cold,warm-up", "--json"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let found: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let [cold, warm] = [0, 1].map(|arm| &found["arms"][arm]);
+    assert_eq!((&cold["trials"]["tried"], &cold["trials"]["sealed"]), (&5.into(), &0.into()));
+    assert_eq!(cold["failures"], serde_json::json!({ "device-memory": 5 }));
+    assert_eq!((&warm["trials"]["tried"], &warm["trials"]["sealed"]), (&5.into(), &5.into()));
+    let order: Vec<_> =
+        found["trials"].as_array().unwrap().iter().map(|trial| &trial["arm"]).collect();
+    assert_eq!(order.len(), 10);
+    assert!(order.chunks(2).any(|turn| turn[0] == 1) && order.chunks(2).any(|turn| turn[0] == 0));
+    // Each trial was one attempt, and a run of its own.
+    assert_eq!(world.read("runs").lines().count(), 10);
+    assert!(!world.smelt(&["resume"]).stderr.contains("goes on"), "nobody goes on with a trial");
+
+    let table = bench(&["--arms", "cold,warm-up"]).stdout;
+    assert!(table.contains("0 of 5") && table.ends_with("warm-up helps\n"), "{table}");
+    let alike = bench(&["--arms", "cold,drop-caches", "--runs", "1"]);
+    assert_ne!(alike.code, Some(0), "--runs is given twice");
+    for (arms, words) in
+        [("cold,settle", "stage s says no settle"), ("cold,reboot", "one of settle, warm-up")]
+    {
+        let ended = bench(&["--arms", arms]);
+        assert_ne!(ended.code, Some(0), "{arms}");
+        assert!(ended.stderr.contains(words), "{arms}: {}", ended.stderr);
+    }
+    let missing = world.smelt(&["bench", "arms", "p.toml"]);
+    assert!(missing.stderr.contains("PIPELINE#STAGE"), "{}", missing.stderr);
+    world.assert_nothing_runs();
+}

@@ -121,7 +121,12 @@ fn simulate(seed: u64) -> u32 {
         force,
         once: chance.one_in(8),
         earlier: BTreeMap::new(),
+        begin: BTreeMap::new(),
     };
+    if chance.one_in(8) {
+        let behind = |&id: &StageId| (id, vec![Change::DropCaches]);
+        wishes.begin = ids.iter().filter(|_| chance.one_in(2)).map(behind).collect();
+    }
     let mut past = HashMap::new();
     let mut reboots = 0;
     while let Some(earlier) = play(seed, &mut chance, &plan, &wishes, &mut past) {
@@ -171,7 +176,18 @@ fn play(
                         let (attempts, class) = (*attempts, Some(*class));
                         past.insert(key, Past { attempts, class, used: used.clone() });
                     }
-                    past.entry(key).or_default().check(seed, retry, attempt, &changes, rebooted);
+                    let begin = wishes.begin.get(&stage).filter(|_| attempt == 1);
+                    match begin {
+                        Some(begin) => {
+                            assert_eq!(changes, *begin, "seed {seed}: as was asked");
+                            let used = begin.iter().map(Change::rung).collect();
+                            past.insert(key, Past { attempts: 1, used, ..Past::default() });
+                        }
+                        None => {
+                            let past = past.entry(key).or_default();
+                            past.check(seed, retry, attempt, &changes, rebooted);
+                        }
+                    }
                     running_once.insert(stage);
                     assert!(!wishes.known.contains_key(&stage), "seed {seed}: built what is known");
                     let needs = || plan.stage(stage).needs();

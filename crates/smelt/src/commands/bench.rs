@@ -31,6 +31,8 @@ pub(crate) fn run(command: &BenchCommand) -> Result<Exit, Failed> {
     match command {
         BenchCommand::Accuracy(flags) => accuracy(flags),
         BenchCommand::Serve(flags) => super::bench_serve::run(flags),
+        #[cfg(feature = "build")]
+        BenchCommand::Arms(flags) => super::bench_arms::run(flags),
         BenchCommand::AccuracyOf(flags) => accuracy_of(flags),
     }
 }

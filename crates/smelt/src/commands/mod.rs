@@ -3,6 +3,8 @@
 #[cfg(any(test, not(feature = "build")))]
 pub(crate) mod absent;
 pub(crate) mod bench;
+#[cfg(feature = "build")]
+mod bench_arms;
 mod bench_serve;
 #[cfg(feature = "build")]
 mod build;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use smelt_report::arms::{Arms, Count, Row, Side};
+use smelt_report::arms::{Arms, Row, Side};
 use smelt_report::{page, summary, trace};
 
 use crate::console::{answer, tell};
@@ -72,22 +72,12 @@ fn arms(flags: &ReportFlags, history: &History) -> Result<Exit, Failed> {
     let header = ["Pipeline", "Stage", "After", "Rung", "With it", "Without it"];
     let mut table = Table::new(&header);
     for row in rows {
-        let (with, without) = (side(row.with), side(row.without));
+        let (with, without) = (row.with.to_string(), row.without.to_string());
         let (class, rung) = (row.class.to_owned(), row.rung.name().to_owned());
         table.row([row.pipeline, row.stage, class, rung, with, without]);
     }
     answer(table)?;
     Ok(Exit::Ok)
-}
-
-/// `7 of 9 (45 to 94 %)`.
-fn side(count: Count) -> String {
-    if count.tried == 0 {
-        return "-".to_owned();
-    }
-    let (low, high) = count.interval();
-    let Count { tried, sealed } = count;
-    format!("{sealed} of {tried} ({:.0} to {:.0} %)", low * 100.0, high * 100.0)
 }
 
 fn write(file: &Path, text: &str) -> Result<(), Failed> {

@@ -16,7 +16,7 @@ use smelt_plan::kind::WRITES;
 use smelt_plan::plan::Stage;
 use smelt_plan::schedule::Wishes;
 use smelt_plan::share::Led;
-use smelt_plan::{Digest, Plan, Share, StageId, WarmUp};
+use smelt_plan::{Change, Digest, Plan, Rung, Share, StageId, WarmUp};
 use smelt_report::summary;
 use smelt_store::{Lookup, Run, StoreError, Wait};
 
@@ -424,6 +424,10 @@ fn wishes(flags: &RunFlags, plan: &Plan, share: &Share) -> Result<Wishes, Failed
         let name = &plan.stage(*stage).name;
         return Err(Failed::usage(format!("--force {name}: --only leaves this stage out")));
     }
+    let mut begin = BTreeMap::new();
+    for id in only.iter().filter(|_| !flags.begin.is_empty()) {
+        begin.insert(*id, changes(plan.stage(*id), &flags.begin)?);
+    }
     Ok(Wishes {
         jobs: flags.jobs,
         keep_going: flags.keep_going,
@@ -433,9 +437,22 @@ fn wishes(flags: &RunFlags, plan: &Plan, share: &Share) -> Result<Wishes, Failed
         known: share.known.clone(),
         force,
         // A warm-up that failed is not tried again, and wants no warm-up of its own.
-        once: flags.warm_up,
+        once: flags.is_trial(),
         earlier: BTreeMap::new(),
+        begin,
     })
+}
+
+/// What rungs change before a stage, as its `retry` says.
+pub(crate) fn changes(stage: &Stage, rungs: &[Rung]) -> Result<Vec<Change>, Failed> {
+    let of = |rung: &Rung| {
+        let word = rung.name();
+        stage.retry.change(*rung).ok_or_else(|| {
+            let why = format!("stage {} says no {word}: add it to its retry", stage.name);
+            Failed::usage(why)
+        })
+    };
+    rungs.iter().map(of).collect()
 }
 
 /// The stages to build twice; what makes other bytes every time need not be tried.

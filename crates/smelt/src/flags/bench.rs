@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use smelt_load::plan::{Lengths, Mix};
+#[cfg(feature = "build")]
+use smelt_plan::Rung;
 
 use crate::cards::DeviceChoice;
 
@@ -15,6 +17,9 @@ pub(crate) enum BenchCommand {
     /// Measure a server as its clients see it: smelt, llama-server, vLLM, Ollama, any that speaks
     /// OpenAI's API
     Serve(BenchServeFlags),
+    /// Build one stage again and again, behind nothing and behind what its ladder has: does a warm-up help?
+    #[cfg(feature = "build")]
+    Arms(ArmsFlags),
     /// Measure one deployment (smelt starts this itself)
     #[command(hide = true)]
     AccuracyOf(AccuracyOfFlags),
@@ -53,6 +58,59 @@ pub(crate) struct AccuracyFlags {
     /// Override a param of the pipelines
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
+}
+
+#[cfg(feature = "build")]
+#[derive(Debug, Args)]
+pub(crate) struct ArmsFlags {
+    /// The stage, as PIPELINE#STAGE; what it needs is built first
+    #[arg(value_name = "PIPELINE#STAGE")]
+    pub(crate) target: PathBuf,
+    /// What is compared: cold is nothing, and else rungs of the ladder, several joined by +, as in
+    /// warm-up+drop-caches
+    #[arg(long, value_name = "ARM,…", value_delimiter = ',', value_parser = arm)]
+    #[arg(default_value = "cold,drop-caches")]
+    pub(crate) arms: Vec<Arm>,
+    /// Trials of each arm
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = trials)]
+    pub(crate) runs: usize,
+    /// Decides the order of the trials [default: the clock]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Print one JSON document instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Override a param of the pipeline
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) sets: Vec<String>,
+}
+
+/// What is done before a trial.
+#[cfg(feature = "build")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Arm {
+    /// As the user wrote it.
+    pub(crate) name: String,
+    pub(crate) rungs: Vec<Rung>,
+}
+
+#[cfg(feature = "build")]
+fn arm(text: &str) -> Result<Arm, String> {
+    let rungs = match text {
+        "cold" => Vec::new(),
+        text => text.split('+').map(super::rung).collect::<Result<_, _>>()?,
+    };
+    Ok(Arm { name: text.to_owned(), rungs })
+}
+
+/// More trials of an arm than this take weeks.
+#[cfg(feature = "build")]
+const TRIALS_MAX: usize = 1000;
+
+#[cfg(feature = "build")]
+fn trials(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|trials| (1..=TRIALS_MAX).contains(trials));
+    number.ok_or_else(|| format!("a whole number from 1 to {TRIALS_MAX}"))
 }
 
 #[derive(Debug, Args)]
