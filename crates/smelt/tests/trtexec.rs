@@ -124,6 +124,9 @@ fn a_graph_becomes_a_plan_and_what_was_measured_is_kept() {
     let plan = |stage: &str| fs::read(board.out(stage).join("engine.plan")).unwrap();
     assert_eq!(engine["plans"][0]["bytes"], plan("engine").len());
     assert!(plan("engine").ends_with(b"cold") && plan("second").ends_with(b"warm"));
+    // What is sealed may be read alone, and the copy that was gone on with had to be written.
+    let timing = fs::metadata(board.out("second").join("timing.cache")).unwrap();
+    assert_eq!(timing.len(), 1006);
     assert_eq!(board.run(), sealed.map(|word| word.replace("sealed", "hit")));
     let log = board.log();
     for flag in [

@@ -13,7 +13,6 @@ use smelt_plan::plan::Stage;
 use smelt_plan::validity::{FileFormat, Validity};
 use smelt_tensorrt::trtexec::{Dla, Fault, Precision};
 use smelt_tensorrt::{CompileError, SessionError, find, version};
-
 use smelt_watch::Machine;
 
 use super::request::{Request, say};

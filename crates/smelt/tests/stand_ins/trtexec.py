@@ -288,6 +288,9 @@ def build(given):
     log("I", f"Created engine with size: {len(plan) / (1 << 20):.6g} MiB")
     if cache:
         # common/common.h, updateTimingCacheFile: only behind a build that went well.
+        if os.path.exists(cache) and not os.stat(cache).st_mode & 0o200:
+            # Root may write it all the same, and users of boards are not root.
+            fail(f"Could not write timing cache to: {cache}")
         with open(cache, "wb") as file:
             file.write(b"timing" + bytes(1000))
     return plan
