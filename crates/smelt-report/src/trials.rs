@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use smelt_exec::{RunReport, StageStatus};
-use smelt_plan::Digest;
+use smelt_plan::{Digest, FailureClass};
 
 use crate::arms::Count;
 
@@ -27,18 +27,27 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// What a run's report says of a trial of this stage; nothing where it was not tried.
-    pub fn of(arm: usize, report: &RunReport, stage: &str) -> Option<Self> {
-        let row = report.stages.iter().find(|row| row.name == stage)?;
-        let attempt = row.attempts.last()?;
-        let class = attempt.class.or(row.class).map(smelt_plan::FailureClass::name);
-        Some(Self {
-            arm,
-            sealed: row.status == StageStatus::Sealed,
-            class,
-            wall_s: attempt.wall_s,
-            peak_rss_bytes: attempt.peaks.peak_rss_bytes,
-        })
+    /// What a run's report says of a trial of this stage.
+    ///
+    /// # Errors
+    /// Why it is none of this arm: it was not tried, it was stopped, or what was to be done before it was not.
+    pub fn of(arm: usize, report: &RunReport, stage: &str) -> Result<Self, String> {
+        let row = report.stages.iter().find(|row| row.name == stage);
+        let attempt = row.and_then(|row| row.attempts.last());
+        let (Some(row), Some(attempt)) = (row, attempt) else {
+            let why = row.and_then(|row| row.message.clone());
+            return Err(why.unwrap_or_else(|| "it was not tried".to_owned()));
+        };
+        if let Some(undone) = attempt.rungs.iter().find(|rung| !rung.done) {
+            return Err(format!("{} was not done: {}", undone.rung.name(), undone.what));
+        }
+        let sealed = row.status == StageStatus::Sealed;
+        let class = attempt.class.or(row.class).map(FailureClass::name);
+        if !sealed && class.is_none() {
+            return Err("it was stopped".to_owned());
+        }
+        let peak_rss_bytes = attempt.peaks.peak_rss_bytes;
+        Ok(Self { arm, sealed, class, wall_s: attempt.wall_s, peak_rss_bytes })
     }
 }
 

@@ -23,6 +23,7 @@ const LINE_BYTES_MAX: usize = 16 << 10;
 const LINES_WAITING_MAX: usize = 256;
 /// How long what it printed may take to come when it has ended: then somebody else still holds its output.
 const REST_MAX: Duration = Duration::from_secs(5);
+const MIB: f64 = (1 << 20) as f64;
 const TICK: Duration = Duration::from_millis(50);
 
 /// The types of a plan's products.
@@ -95,12 +96,13 @@ impl Request<'_> {
     /// The arguments, without the program.
     ///
     /// # Errors
-    /// The name of an input that the program's arguments cannot hold.
+    /// A line, where a path or the name of an input cannot be an argument.
     pub fn arguments(&self) -> Result<Vec<String>, String> {
         let path = |flag: &str, path: &Path| {
-            path.to_str()
-                .map(|path| format!("{flag}={path}"))
-                .ok_or_else(|| path.display().to_string())
+            let text = path.to_str().map(|path| format!("{flag}={path}"));
+            text.ok_or_else(|| {
+                format!("{} is no text, which trtexec's arguments are", path.display())
+            })
         };
         let mut all = vec![
             path("--onnx", self.onnx)?,
@@ -110,7 +112,9 @@ impl Request<'_> {
             path("--timingCacheFile", self.timing)?,
         ];
         all.extend(self.precision.flags().iter().map(|&flag| flag.to_owned()));
-        all.extend(self.workspace_bytes.map(|bytes| format!("--memPoolSize=workspace:{bytes}B")));
+        // In MiB without a unit, which 8.6 has no word for and later versions take as MiB too.
+        let workspace = |bytes: u64| format!("--memPoolSize=workspace:{}", bytes as f64 / MIB);
+        all.extend(self.workspace_bytes.map(workspace));
         all.extend(self.level.map(|level| format!("--builderOptimizationLevel={level}")));
         all.extend(self.aux_streams.map(|streams| format!("--maxAuxStreams={streams}")));
         let list = |flag: &str, words: &[String]| {
@@ -148,7 +152,12 @@ fn dims(sizes: &[i64]) -> String {
 
 /// A list is split at commas and quotes before anything else is looked at, and a star stands for any name.
 fn plain(name: &str) -> Result<&str, String> {
-    if name.contains([',', '\'', '*']) { Err(name.to_owned()) } else { Ok(name) }
+    match name.contains([',', '\'', '*']) {
+        true => Err(format!(
+            "trtexec's arguments cannot hold {name:?}: give that input a name without quotes, commas and stars"
+        )),
+        false => Ok(name),
+    }
 }
 
 /// Runs `program` in the folder `scratch`; `tell` hears each line that it prints.
@@ -285,7 +294,7 @@ mod tests {
         let expect = [
             "--int8",
             "--fp16",
-            "--memPoolSize=workspace:536870912B",
+            "--memPoolSize=workspace:512",
             "--builderOptimizationLevel=1",
             "--maxAuxStreams=0",
             "--tacticSources=-CUDNN,+CUBLAS",
@@ -307,7 +316,7 @@ mod tests {
         // It splits at the last colon.
         assert_eq!(last("Input:0").unwrap(), "--maxShapes=Input:0:8x3");
         for name in ["it's", "a,b", "x*"] {
-            assert_eq!(last(name).unwrap_err(), name);
+            assert!(last(name).unwrap_err().contains("cannot hold"), "{name}");
         }
     }
 

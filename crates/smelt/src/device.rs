@@ -222,7 +222,7 @@ pub(crate) fn absent(pipeline: &Pipeline, facts: &Facts) -> Vec<String> {
 
 /// Whether a stage depends on a fact by its back end: boards have no driver's file, and other machines no release of L4T, so
 /// that one of these is absent says nothing.
-fn is_implied(stage: &StageSpec, fact: &str) -> bool {
+pub(crate) fn is_implied(stage: &StageSpec, fact: &str) -> bool {
     let backend = stage.params.get(BACKEND).and_then(Value::as_str);
     backend.is_some_and(|backend| facts_of(backend).contains(fact))
 }

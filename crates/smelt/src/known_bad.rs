@@ -81,10 +81,10 @@ struct Subject<'a> {
 
 /// What of this is so of the stages of a plan, on this device and with the tools that are here, a line each; `folder` is
 /// where the pipeline lies.
-pub(crate) fn lines(plan: &Plan, folder: &Path) -> Vec<String> {
-    let of = |(_, stage): (StageId, &Stage)| {
+pub(crate) fn lines(plan: &Plan, folder: &Path) -> Vec<(StageId, String)> {
+    let of = |(id, stage): (StageId, &Stage)| {
         let found = of_stage(&stage.params, folder);
-        let line = |row: &Combination| format!("stage {}: {}", stage.name, row.words());
+        let line = |row: &Combination| (id, format!("stage {}: {}", stage.name, row.words()));
         found.into_iter().map(line).collect::<Vec<_>>()
     };
     plan.stages().flat_map(of).collect()

@@ -329,5 +329,6 @@ fn facts(here: &Facts, spec: &StageSpec) -> Vec<Need> {
         };
         Some(Need { id: "fact", name: format!("the fact {fact}"), found })
     };
-    spec.device.iter().filter_map(of).collect()
+    let declared = spec.device.iter().filter(|fact| !device::is_implied(spec, fact));
+    declared.filter_map(of).collect()
 }

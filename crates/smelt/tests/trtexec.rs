@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
@@ -31,6 +31,18 @@ backend = "tensorrt"
 target = "sm87"
 "#;
 const SIZES: &str = "sizes = { tiles = \"1,2,4\" }\n";
+
+/// Whether the stand-in's GPU is the only one; it is said where not.
+fn is_alone() -> bool {
+    let of_gpus = ["/proc/driver/nvidia/gpus", "/etc/nv_tegra_release", "/usr/src/tensorrt"];
+    let is_alone = !of_gpus.iter().any(|place| Path::new(place).exists());
+    if !is_alone {
+        println!(
+            "not run: this machine has a GPU or a trtexec of its own, and the stand-in is for none"
+        );
+    }
+    is_alone
+}
 
 /// A pipeline with its tool beside it.
 struct Board {
@@ -101,6 +113,9 @@ impl Board {
 
 #[test]
 fn a_graph_becomes_a_plan_and_what_was_measured_is_kept() {
+    if !is_alone() {
+        return;
+    }
     let settings = "precision = \"f16\"\nworkspace = \"512MiB\"\nlevel = 1\naux-streams = 0\ntactic-sources = [\"-CUDNN\"]\n";
     let formats = "input-formats = [\"fp16:chw\"]\noutput-formats = [\"fp16:chw\"]\n";
     let second = "[stage.second]\nkind = \"engine-build\"\nonnx = \"graph\"\nbackend = \"tensorrt\"\ntarget = \"sm87\"\ntiming = \"engine\"\n";
@@ -116,6 +131,7 @@ fn a_graph_becomes_a_plan_and_what_was_measured_is_kept() {
     check("precision", "f16".into());
     check("workspace-bytes", (512 << 20).into());
     check("timing", "timing.cache".into());
+    check("input-formats", serde_json::json!(["fp16:chw"]));
     let input = &engine["plans"][0]["inputs"][0];
     assert_eq!(
         (&input["min"][0], &input["opt"][0], &input["max"][0]),
@@ -124,15 +140,19 @@ fn a_graph_becomes_a_plan_and_what_was_measured_is_kept() {
     let plan = |stage: &str| fs::read(board.out(stage).join("engine.plan")).unwrap();
     assert_eq!(engine["plans"][0]["bytes"], plan("engine").len());
     assert!(plan("engine").ends_with(b"cold") && plan("second").ends_with(b"warm"));
-    // What is sealed may be read alone, and the copy that was gone on with had to be written.
-    let timing = fs::metadata(board.out("second").join("timing.cache")).unwrap();
-    assert_eq!(timing.len(), 1006);
+    // What is sealed may be read alone, and the copy that was gone on with is written; the lock for it stays nowhere.
+    let timing = |stage: &str| fs::metadata(board.out(stage).join("timing.cache")).unwrap().len();
+    assert!(timing("second") > timing("engine"));
+    let names = fs::read_dir(board.out("second")).unwrap().flatten().map(|entry| entry.file_name());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    assert_eq!(names, ["engine.json", "engine.plan", "timing.cache"]);
     assert_eq!(board.run(), sealed.map(|word| word.replace("sealed", "hit")));
     let log = board.log();
     for flag in [
         "--skipInference",
         "--fp16",
-        "--memPoolSize=workspace:536870912B",
+        "--memPoolSize=workspace:512",
         "--builderOptimizationLevel=1",
         "--maxAuxStreams=0",
         "--tacticSources=-CUDNN",
@@ -146,6 +166,9 @@ fn a_graph_becomes_a_plan_and_what_was_measured_is_kept() {
 /// Whatever the program does wrong, nothing is sealed, one line says what it was, and the same command goes on.
 #[test]
 fn a_program_that_goes_wrong_is_told_apart_and_never_sealed() {
+    if !is_alone() {
+        return;
+    }
     let board = Board::building(SIZES);
     for (mode, class, words) in [
         ("silent", "output-invalid", "did not say that it passed"),
@@ -177,6 +200,9 @@ fn a_program_that_goes_wrong_is_told_apart_and_never_sealed() {
 
 #[test]
 fn what_cannot_be_built_is_refused_before_the_program_is_asked() {
+    if !is_alone() {
+        return;
+    }
     let check = |more: &str, code: i32, words: &str| {
         let ended = Board::building(more).smelt(&["run", "p.toml"]);
         assert_eq!(ended.code, Some(code), "{more}: {}", ended.stderr);
@@ -208,6 +234,9 @@ fn what_cannot_be_built_is_refused_before_the_program_is_asked() {
 
 #[test]
 fn an_accelerator_that_runs_nothing_is_no_engine() {
+    if !is_alone() {
+        return;
+    }
     let fixed = "sizes = { tiles = \"2\" }\nprecision = \"f16\"\ndla = 0\ngpu-fallback = true\n";
     let board = Board::building(fixed);
     let failing = |words: &str| {
@@ -230,6 +259,9 @@ fn an_accelerator_that_runs_nothing_is_no_engine() {
 
 #[test]
 fn without_the_program_a_line_says_what_to_do_before_anything_runs() {
+    if !is_alone() {
+        return;
+    }
     let board = Board::building(SIZES);
     fs::remove_file(board.program()).unwrap();
     let ended = board.smelt(&["run", "p.toml"]);
@@ -243,6 +275,9 @@ fn without_the_program_a_line_says_what_to_do_before_anything_runs() {
 
 #[test]
 fn a_tool_that_was_upgraded_changes_this_key_alone() {
+    if !is_alone() {
+        return;
+    }
     let board = Board::building(SIZES);
     board.run();
     fs::write(board.world.path("trt/lib/libnvinfer.so.10.3.0"), "another library").unwrap();
@@ -259,6 +294,9 @@ fn a_tool_that_was_upgraded_changes_this_key_alone() {
 /// What was seen to go wrong is told before it runs, by `doctor`, `plan` and `run`; it runs all the same.
 #[test]
 fn what_is_known_to_go_wrong_together_is_told_beforehand() {
+    if !is_alone() {
+        return;
+    }
     let fixed = "sizes = { tiles = \"4\" }\nprecision = \"int8\"\ndla = 0\n";
     let board = Board::building(fixed);
     let words = "the accelerator takes no QuantizeLinear";

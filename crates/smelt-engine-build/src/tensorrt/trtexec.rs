@@ -75,7 +75,7 @@ pub fn build(
         let written = fs::read(before).and_then(|bytes| fs::write(&timing, bytes));
         written.map_err(write_error(out_dir))?;
     }
-    let (mut plans, mut version) = (Vec::new(), None);
+    let (mut plans, mut last) = (Vec::new(), Report::default());
     for (source, shapes) in &sources {
         let path = out_dir.join(&source.plan);
         let request = request(source, shapes, settings, options, [&path, &timing]);
@@ -84,11 +84,11 @@ pub fn build(
         if let Some(fault) = report.fault(bytes, settings.target.0, options.dla.is_some()) {
             return Err(fault.into());
         }
-        version = report.version.clone();
-        plans.push(plan(source, shapes, bytes.unwrap_or_default(), &report));
+        plans.push(plan(source, shapes, options, bytes.unwrap_or_default(), &report));
+        last = report;
     }
     let files = plans.iter().map(|plan| out_dir.join(&plan.file)).collect();
-    let made = Made::new(version, settings, options, timing.exists());
+    let made = Made::new(&last, settings, options, timing.exists());
     EngineFile::new(KIND, settings, made, plans).write(out_dir)?;
     Ok(files)
 }
@@ -121,17 +121,15 @@ fn run_one(
     tools: &Tools<'_>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report, TensorRtError> {
-    let unfit = |name: String| {
-        TensorRtError::Unfit(format!(
-            "trtexec's arguments cannot hold {name:?}: give it a name without quotes, commas and stars"
-        ))
-    };
-    let arguments = request.arguments().map_err(unfit)?;
+    let arguments = request.arguments().map_err(TensorRtError::Unfit)?;
     if let Some(why) = arguments.iter().find_map(|argument| (tools.refuses)(argument)) {
         return Err(TensorRtError::Flag(why));
     }
     progress(&format!("{} {}", tools.program.display(), arguments.join(" ")));
     let ended = run(tools.program, &arguments, tools.scratch, progress);
+    // TensorRT holds its lock for the file of measurements and leaves it there (common/fileLock.cpp).
+    let lock = format!("{}.lock", request.timing.display());
+    let _ = fs::remove_file(lock);
     ended.map_err(|source| TensorRtError::Start { program: tools.program.to_owned(), source })
 }
 
@@ -175,16 +173,24 @@ fn warnings(model: &Model, shapes: &BTreeMap<String, Shapes>, options: &Options)
 fn plan(
     source: &Source,
     shapes: &BTreeMap<String, Shapes>,
+    options: &Options,
     bytes: u64,
     report: &Report,
 ) -> PlanFile {
-    let port = |value: &ValueInfo| {
+    let port = |value: &ValueInfo, format: Option<&str>| {
         let dims = value.dims.iter().flatten();
         let sizes = dims.map(|dim| match dim {
             Dim::Fixed(size) => *size as i64,
             Dim::Symbol(_) | Dim::Unknown => -1,
         });
-        Port::new(&value.name, value.dtype, sizes.collect(), shapes.get(&value.name))
+        let dtype =
+            format.and_then(dtype_of).map_or_else(|| value.dtype.to_string(), str::to_owned);
+        Port::new(&value.name, dtype, sizes.collect(), shapes.get(&value.name))
+    };
+    let ports = |values: Vec<&ValueInfo>, formats: &[String]| -> Vec<Port> {
+        // One is for all of them.
+        let format = |at: usize| formats.get(at).or(formats.first()).map(String::as_str);
+        values.into_iter().enumerate().map(|(at, value)| port(value, format(at))).collect()
     };
     // It lists them where some may run elsewhere.
     let layers = report.layers.iter().sum::<usize>();
@@ -193,9 +199,24 @@ fn plan(
         bytes,
         grid: source.grid.map(|grid| [grid.height, grid.width]),
         layers: (layers > 0).then_some(layers as i64),
-        inputs: inputs(&source.model).map(port).collect(),
-        outputs: source.model.graph.outputs.iter().map(port).collect(),
+        inputs: ports(inputs(&source.model).collect(), &options.input_formats),
+        outputs: ports(source.model.graph.outputs.iter().collect(), &options.output_formats),
     }
+}
+
+/// The type of `fp16:chw`, by its word here; of others the graph's own counts.
+fn dtype_of(format: &str) -> Option<&'static str> {
+    const WORDS: [(&str, &str); 7] = [
+        ("fp32", "f32"),
+        ("fp16", "f16"),
+        ("bf16", "bf16"),
+        ("int8", "i8"),
+        ("int32", "i32"),
+        ("int64", "i64"),
+        ("uint8", "u8"),
+    ];
+    let kind = format.split(':').next()?;
+    WORDS.iter().find(|(word, _)| *word == kind).map(|(_, dtype)| *dtype)
 }
 
 /// What built an engine, and how.
@@ -213,22 +234,26 @@ struct Made {
     aux_streams: Option<u32>,
     #[serde(rename = "tactic-sources", skip_serializing_if = "Vec::is_empty")]
     tactic_sources: Vec<String>,
+    #[serde(rename = "input-formats", skip_serializing_if = "Vec::is_empty")]
+    input_formats: Vec<String>,
+    #[serde(rename = "output-formats", skip_serializing_if = "Vec::is_empty")]
+    output_formats: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     dla: Option<u32>,
+    #[serde(rename = "gpu-fallback", skip_serializing_if = "Option::is_none")]
+    gpu_fallback: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timing: Option<&'static str>,
 }
 
 impl Made {
-    fn new(
-        version: Option<String>,
-        settings: &Settings,
-        options: &Options,
-        has_timing: bool,
-    ) -> Self {
+    fn new(report: &Report, settings: &Settings, options: &Options, has_timing: bool) -> Self {
+        // From 11 on every network has the types of its graph.
+        let is_typed = report.major().is_some_and(|major| major >= 11);
         Self {
-            tensorrt: version,
+            tensorrt: report.version.clone(),
             precision: match options.precision {
+                _ if is_typed => "strongly-typed",
                 Precision::F32 => "f32",
                 Precision::F16 => "f16",
                 Precision::Bf16 => "bf16",
@@ -239,7 +264,10 @@ impl Made {
             level: settings.level,
             aux_streams: options.aux_streams,
             tactic_sources: options.tactic_sources.clone(),
+            input_formats: options.input_formats.clone(),
+            output_formats: options.output_formats.clone(),
             dla: options.dla.map(|dla| dla.core),
+            gpu_fallback: options.dla.map(|dla| dla.gpu_fallback),
             timing: has_timing.then_some(TIMING_FILE),
         }
     }

@@ -303,10 +303,16 @@ fn unfit_precision(
             "{}; the native engine multiplies f32 or int8",
             is_of(GraphBackend::TensorRt.word())
         )),
-        (GraphBackend::OnnxRuntime | GraphBackend::TensorRtRtx, _) => Some(format!(
-            "{}; {backend_word} takes weights as they are in the graph",
-            is_of(GraphBackend::Native.word())
-        )),
+        (GraphBackend::OnnxRuntime | GraphBackend::TensorRtRtx, _) => {
+            let of = match precision {
+                GraphPrecision::Int8 => GraphBackend::Native,
+                _ => GraphBackend::TensorRt,
+            };
+            Some(format!(
+                "{}; {backend_word} takes weights as they are in the graph",
+                is_of(of.word())
+            ))
+        }
     }
 }
 
@@ -314,16 +320,17 @@ fn unfit_precision(
 fn foreign_field(params: &Values, backend: GraphBackend) -> Option<(&'static str, String)> {
     let given =
         |fields: &[&'static str]| fields.iter().copied().find(|field| params.contains_key(*field));
-    let foreign = |field: &'static str, of: GraphBackend| {
-        let (of, backend) = (of.word(), backend.word());
-        (field, format!("\"{field}\" is of backend = \"{of}\"; {backend} has none"))
+    let (rtx, program) = (GraphBackend::TensorRtRtx.word(), GraphBackend::TensorRt.word());
+    let backend_word = backend.word();
+    let foreign = |field: &'static str, of: String| {
+        (field, format!("\"{field}\" is of backend = {of}; {backend_word} has none"))
     };
-    let of_program = || given(&OF_TRTEXEC).map(|field| foreign(field, GraphBackend::TensorRt));
+    let of_program = || given(&OF_TRTEXEC).map(|field| foreign(field, format!("\"{program}\"")));
     match backend {
         GraphBackend::TensorRt => None,
         GraphBackend::TensorRtRtx => of_program(),
         GraphBackend::Native | GraphBackend::OnnxRuntime => given(&OF_TENSORRT)
-            .map(|field| foreign(field, GraphBackend::TensorRtRtx))
+            .map(|field| foreign(field, format!("\"{rtx}\" or \"{program}\"")))
             .or_else(of_program),
     }
 }
@@ -444,7 +451,11 @@ mod tests {
         check(&with(&[precision("strongly-typed"), streams.clone(), sizes("1,2,4")]), None);
         check(&[backend("tensorrt")], Some((TARGET, "\"cpu\" is of backend = \"native\"")));
         check(&[rtx.clone(), target("sm86"), streams], Some((AUX_STREAMS, "\"tensorrt\"")));
-        check(&[rtx.clone(), target("sm86"), precision("f16")], Some(("precision", "native")));
+        check(
+            &[rtx.clone(), target("sm86"), precision("f16")],
+            Some(("precision", "\"tensorrt\"")),
+        );
+        check(&[rtx.clone(), target("sm86"), precision("int8")], Some(("precision", "native")));
         check(&[backend("native"), precision("f16")], Some(("precision", "\"tensorrt\"")));
         check(&with(&[sizes("3,2,1")]), Some((SIZES, "\"batch\"")));
         let sources = |word: &str| (TACTIC_SOURCES, serde_json::json!([word]));

@@ -7,7 +7,7 @@ use smelt_exec::{AttemptReport, RunReport, StageReport, StageStatus};
 use super::{escape, left_out};
 use crate::amount::seconds;
 
-/// As [`super::html`]'s table.
+/// As the page's table.
 const ROWS_MAX: usize = 1000;
 /// What the axis may be divided by, in seconds.
 const STEPS: [f64; 22] = [

@@ -66,6 +66,8 @@ pub enum Fault {
     LeavesOthers,
     /// There is no plan.
     NoPlan,
+    /// It did not say which GPU it built for, or how large the plan is, as its version does.
+    Untold(&'static str),
     /// The plan has these bytes, and by what it said others.
     Size(u64, f64),
     /// The GPU has this capability, and another was asked for.
@@ -82,6 +84,7 @@ impl fmt::Display for Fault {
             Self::Silent => f.write_str("trtexec ended with 0 and did not say that it passed"),
             Self::LeavesOthers => f.write_str("trtexec ended, and processes that it started go on"),
             Self::NoPlan => f.write_str("trtexec says that it passed and left no plan"),
+            Self::Untold(what) => write!(f, "trtexec passed and did not say {what}"),
             Self::Size(found, said) => {
                 write!(f, "the plan has {found} bytes, and trtexec said {said} MiB")
             }
@@ -161,14 +164,30 @@ impl Report {
         if let Some(here) = of_gpu {
             return Some(Fault::OtherGpu(here, capability));
         }
+        if self.is_since_ten() && self.capability.is_none() {
+            return Some(Fault::Untold("which GPU it built for"));
+        }
         match plan_bytes.unwrap_or(0) {
             0 => Some(Fault::NoPlan),
+            _ if self.is_since_ten() && self.plan_mib.is_none() => {
+                Some(Fault::Untold("how large the plan is"))
+            }
             bytes if !is_whole(bytes) => {
                 Some(Fault::Size(bytes, self.plan_mib.unwrap_or_default()))
             }
             _ if is_for_dla && on_dla == 0 => Some(Fault::FellBack(on_gpu)),
             _ => None,
         }
+    }
+
+    /// Whether its version is 10 or later, which say all that is asked here.
+    fn is_since_ten(&self) -> bool {
+        self.major().is_some_and(|major| major >= 10)
+    }
+
+    /// The version's first number.
+    pub fn major(&self) -> Option<u32> {
+        self.version.as_deref()?.split('.').next()?.parse().ok()
     }
 
     fn reason(&self) -> String {
@@ -251,8 +270,15 @@ mod tests {
         check(&Report { capability: Some(86), ..good() }, Some(BYTES), Fault::OtherGpu(86, 87));
         check(&Report { layers: [0, 9], ..good() }, Some(BYTES), Fault::FellBack(9));
         assert_eq!(Report { layers: [0, 9], ..good() }.fault(Some(BYTES), 87, false), None);
+        let untold = |report: Report| report.fault(Some(BYTES), 87, false);
+        let lacks = |what| Some(Fault::Untold(what));
+        let no_size = || Report { plan_mib: None, ..good() };
+        assert_eq!(untold(no_size()), lacks("how large the plan is"));
+        let no_gpu = Report { capability: None, ..good() };
+        assert_eq!(untold(no_gpu), lacks("which GPU it built for"));
         // Versions before 10 did not say how large a plan is.
-        assert_eq!(Report { plan_mib: None, ..good() }.fault(Some(7), 87, false), None);
+        let old = Report { version: Some("8.6.1".to_owned()), ..no_size() };
+        assert_eq!(untold(old), None);
     }
 
     #[test]

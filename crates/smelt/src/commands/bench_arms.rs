@@ -3,22 +3,31 @@
 //! Each trial is a run of its own, so that it is watched, limited and recorded as any other; nothing is tried twice in one.
 
 use std::env;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::json;
 use smelt_exec::RunReport;
 use smelt_plan::plan::Stage;
 use smelt_report::arms::Side;
 use smelt_report::trials::{Row, Trial, differ, order};
 
-use super::run::changes;
+use super::run::{changes, stop_flag};
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{Arm, ArmsFlags, PipelineFlags};
 use crate::load;
 use crate::table::{Table, bytes, seconds};
+
+/// How often it is looked whether a trial has ended, which takes seconds at the least.
+const TICK: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(flags: &ArmsFlags) -> Result<Exit, Failed> {
     let (pipeline, stage) = target(&flags.target)?;
@@ -26,15 +35,14 @@ pub(crate) fn run(flags: &ArmsFlags) -> Result<Exit, Failed> {
     let plan = load::plan_unpinned(&pipeline)?;
     let tried = plan.stage(plan.find(&stage)?);
     flags.arms.iter().try_for_each(|arm| changes(tried, &arm.rungs).map(drop))?;
+    let bench = Bench { pipeline: &pipeline, stop: stop_flag()? };
     let needs: Vec<&str> = tried.needs().map(|need| plan.stage(need).name.as_str()).collect();
     if !needs.is_empty() {
         tell(format_args!("smelt: building what {stage} needs"));
-        let built = run_of(&pipeline, needs.iter().flat_map(|need| ["--only", *need]))?;
-        if let Some(exit) = built.exit.filter(|exit| *exit != 0) {
-            return Err(Failed::new(
-                Exit::StageFailed,
-                format!("what {stage} needs cannot be built (exit {exit})"),
-            ));
+        let built = bench.run(needs.iter().flat_map(|need| ["--only", *need]))?;
+        if built.exit != Some(0) {
+            let why = format!("what {stage} needs could not be built");
+            return Err(Failed::new(Exit::StageFailed, why));
         }
     }
     let seed = flags.seed.unwrap_or_else(clock);
@@ -44,26 +52,25 @@ pub(crate) fn run(flags: &ArmsFlags) -> Result<Exit, Failed> {
         let Arm { name, rungs } = &flags.arms[arm];
         let rungs = rungs.iter().flat_map(|rung| ["--begin", rung.name()]);
         let only = ["--only", &stage, "--force", &stage, "--once"];
-        let ended = run_of(&pipeline, only.into_iter().chain(rungs))?;
-        let trial = ended.report.as_ref().and_then(|report| Trial::of(arm, report, &stage));
-        let Some(trial) = trial else {
-            let how =
-                ended.exit.map_or_else(|| "a signal".to_owned(), |exit| format!("exit {exit}"));
-            return Err(Failed::new(
-                Exit::StageFailed,
-                format!("a trial of {stage} ended without a report ({how})"),
-            ));
-        };
-        let how = trial.class.unwrap_or("sealed");
-        tell(format_args!(
-            "[{}/{}] {name}: {how} in {}",
-            at + 1,
-            order.len(),
-            seconds(trial.wall_s)
-        ));
-        trials.push(trial);
+        let ended = bench.run(only.into_iter().chain(rungs))?;
+        let report = ended.report.ok_or_else(|| "it ended without a report".to_owned());
+        match report.and_then(|report| Trial::of(arm, &report, &stage)) {
+            Ok(trial) => {
+                let how = trial.class.unwrap_or("sealed");
+                let (at, all, took) = (at + 1, order.len(), seconds(trial.wall_s));
+                tell(format_args!("[{at}/{all}] {name}: {how} in {took}"));
+                trials.push(trial);
+            }
+            Err(_) if bench.stop.load(Ordering::Relaxed) => break,
+            Err(why) => {
+                let why = format!("a trial of {stage} behind {name} counts for nothing: {why}");
+                return Err(Failed::new(Exit::StageFailed, why));
+            }
+        }
     }
-    tell_results(flags, tried, seed, &trials)
+    tell_results(flags, tried, seed, &trials)?;
+    let is_whole = trials.len() == order.len();
+    Ok(if is_whole { Exit::Ok } else { Exit::Interrupted })
 }
 
 /// The pipeline and the stage of `PIPELINE#STAGE`.
@@ -87,21 +94,43 @@ struct Ended {
     report: Option<RunReport>,
 }
 
-/// A run of this pipeline, with these flags, in a process of its own.
-fn run_of<'a>(
-    pipeline: &PipelineFlags,
-    flags: impl IntoIterator<Item = &'a str>,
-) -> Result<Ended, Failed> {
-    let failed =
-        |why: String| Failed::new(Exit::StageFailed, format!("cannot start a trial: {why}"));
-    let program = env::current_exe().map_err(|error| failed(error.to_string()))?;
-    let mut command = Command::new(program);
-    command.args(["--quiet", "run", "--json"]).args(flags);
-    command.args(pipeline.sets.iter().map(|set| format!("--set={set}")));
-    command.arg("--").arg(&pipeline.pipeline).stdin(Stdio::null()).stderr(Stdio::inherit());
-    let output = command.output().map_err(|error| failed(error.to_string()))?;
-    let report = serde_json::from_slice(&output.stdout).ok();
-    Ok(Ended { exit: output.status.code(), report })
+/// Runs of one pipeline.
+struct Bench<'a> {
+    pipeline: &'a PipelineFlags,
+    /// Whether somebody wants this to end.
+    stop: Arc<AtomicBool>,
+}
+
+impl Bench<'_> {
+    /// A run with these flags, in a process of its own; who ends this ends that.
+    fn run<'a>(&self, flags: impl IntoIterator<Item = &'a str>) -> Result<Ended, Failed> {
+        let failed = |error: io::Error| {
+            Failed::new(Exit::StageFailed, format!("cannot run a trial: {error}"))
+        };
+        let mut command = Command::new(env::current_exe().map_err(failed)?);
+        command.args(["--quiet", "run", "--json"]).args(flags);
+        command.args(self.pipeline.sets.iter().map(|set| format!("--set={set}")));
+        command.arg("--").arg(&self.pipeline.pipeline).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(failed)?;
+        let mut output = child.stdout.take().expect("it was asked for");
+        let reading = thread::spawn(move || {
+            let mut text = Vec::new();
+            output.read_to_end(&mut text).map(|_| text)
+        });
+        let mut is_told = false;
+        let status = loop {
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                break status;
+            }
+            if self.stop.load(Ordering::Relaxed) && !is_told {
+                let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
+                is_told = true;
+            }
+            thread::sleep(TICK);
+        };
+        let text = reading.join().expect("reading does not panic").map_err(failed)?;
+        Ok(Ended { exit: status.code(), report: serde_json::from_slice(&text).ok() })
+    }
 }
 
 fn tell_results(
@@ -109,7 +138,7 @@ fn tell_results(
     stage: &Stage,
     seed: u64,
     trials: &[Trial],
-) -> Result<Exit, Failed> {
+) -> Result<(), Failed> {
     let rows: Vec<Row> = (0..flags.arms.len()).map(|arm| Row::of(arm, trials)).collect();
     if flags.json {
         let arm = |(arm, row): (&Arm, &Row)| {
@@ -122,8 +151,7 @@ fn tell_results(
         let document = json!({
             "stage": stage.name.as_str(), "seed": seed, "arms": arms, "trials": trials,
         });
-        answer(format_args!("{document}\n"))?;
-        return Ok(Exit::Ok);
+        return answer(format_args!("{document}\n"));
     }
     let mut table = Table::new(&["Arm", "Sealed", "Time", "Peak RSS", "Failures"]);
     for (arm, row) in flags.arms.iter().zip(&rows) {
@@ -139,8 +167,7 @@ fn tell_results(
         table.row([arm.name.clone(), row.count.to_string(), time, peak, failures]);
     }
     answer(table)?;
-    answer(format_args!("{}\n", verdict(&flags.arms, &rows)))?;
-    Ok(Exit::Ok)
+    answer(format_args!("{}\n", verdict(&flags.arms, &rows)))
 }
 
 /// What so many trials tell of the arms, each beside the first.

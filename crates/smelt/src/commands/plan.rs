@@ -71,7 +71,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
     if loaded.plan.stages().any(|(_, stage)| stage.params.contains_key(STRICT)) {
         answer(format_args!("{}\n", confinement.strict_words()))?;
     }
-    for line in known_bad::lines(&loaded.plan, folder) {
+    for (_, line) in known_bad::lines(&loaded.plan, folder) {
         answer(format_args!("{line}\n"))?;
     }
     let unseen = [tools::not_in_keys(&loaded.plan), tools::unknown(&loaded.plan)];

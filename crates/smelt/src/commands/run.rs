@@ -226,8 +226,29 @@ fn tell_before(
     }
     let folder = flags.pipeline.folder();
     exposed::lines(plan, folder, store.root(), confinement.way).into_iter().for_each(warn);
-    known_bad::lines(plan, folder).into_iter().for_each(warn);
+    warn_of_known_bad(flags, loaded, last, wishes)
+}
+
+/// Says what was seen to go wrong with stages like those that are to be built.
+fn warn_of_known_bad(
+    flags: &RunFlags,
+    loaded: &Loaded,
+    last: &LastRun,
+    wishes: &Wishes,
+) -> Result<(), Failed> {
+    let known = known_bad::lines(&loaded.plan, flags.pipeline.folder());
+    if known.is_empty() || flags.is_trial() {
+        return Ok(());
+    }
+    let (wanted, story) = (wishes.wanted(&loaded.plan), Story::of(loaded, last)?);
+    let is_built = |id: StageId| wanted.contains(&id) && is_to_be_built(&story, wishes, id);
+    known.into_iter().filter(|(id, _)| is_built(*id)).for_each(|(_, line)| warn(line));
     Ok(())
+}
+
+fn is_to_be_built(story: &Story<'_>, wishes: &Wishes, id: StageId) -> bool {
+    let standing = &story.standings[id.index()].0;
+    wishes.force.contains(&id) || !matches!(standing, Standing::Hit { .. })
 }
 
 /// Says what will be refused at its end; the rest is built all the same, and is of use when that is mended.
@@ -268,11 +289,7 @@ fn need_secrets(loaded: &Loaded, pipeline: &Path, wishes: &Wishes) -> Result<(),
     }
     let last = LastRun::read(&loaded.store, pipeline);
     let story = Story::of(loaded, &last)?;
-    let is_built = |id: StageId| {
-        let standing = &story.standings[id.index()].0;
-        wishes.force.contains(&id) || !matches!(standing, Standing::Hit { .. })
-    };
-    let first = missing.into_iter().find(|(id, _)| is_built(*id));
+    let first = missing.into_iter().find(|(id, _)| is_to_be_built(&story, wishes, *id));
     first.map_or(Ok(()), |(id, name)| Err(secrets::refused(plan.stage(id), &name)))
 }
 
@@ -345,7 +362,7 @@ fn answer_report(flags: &RunFlags, report: &RunReport, start: Start) -> Result<E
 }
 
 /// Set by SIGINT and SIGTERM from the first moment on, so that hashing gigabytes can be stopped.
-fn stop_flag() -> Result<Arc<AtomicBool>, Failed> {
+pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>, Failed> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, stop.clone()).map_err(|error| {

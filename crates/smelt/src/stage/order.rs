@@ -11,7 +11,8 @@ use smelt_cuda::{CudaTarget, driver, nvrtc};
 use smelt_engine::onnxruntime;
 use smelt_exec::{ProcessSpec, Task};
 use smelt_hub::Settings;
-use smelt_plan::kind::{NEEDS_CAPABILITIES, SECRETS, TOOL, WRITES};
+use smelt_plan::kind::engine_build::GraphBackend;
+use smelt_plan::kind::{BACKEND, NEEDS_CAPABILITIES, SECRETS, TOOL, WRITES};
 use smelt_plan::tokens::Lease;
 use smelt_plan::validity::Validity;
 use smelt_store::FILES_MAX;
@@ -43,7 +44,7 @@ fn native(task: &Task<'_>, worker: &Worker) -> ProcessSpec {
     };
     let runtime = worker.executes_graphs.then(onnxruntime).flatten();
     let compilers = worker.compiles_kernels.then(compilers).flatten();
-    let tensorrt = worker.asks_tensorrt.then(tensorrt).into_iter().flatten();
+    let tensorrt = worker.asks_tensorrt.then(|| tensorrt(task)).into_iter().flatten();
     let libraries = runtime.into_iter().chain(compilers).chain(driver()).chain(tensorrt);
     let (fetching, writes) = if request.fetch.is_some() { hub() } else { Default::default() };
     ProcessSpec {
@@ -87,14 +88,18 @@ fn compilers() -> Option<(String, String)> {
 }
 
 /// Where the worker finds TensorRT, its program and compilers of C++ for the one that loads it.
-fn tensorrt() -> impl Iterator<Item = (String, String)> {
+fn tensorrt(task: &Task<'_>) -> impl Iterator<Item = (String, String)> + use<> {
     let found = smelt_tensorrt::find(&|name| env::var_os(name)).ok();
     let folder = found.and_then(|found| Some(found.core.parent()?.to_str()?.to_owned()));
     // A name that is wrong the worker finds wrong too, and says so.
     let named = env::var(smelt_tensorrt::VARIABLE).ok().filter(|name| !name.is_empty());
     let folder = folder.or(named).map(|folder| (smelt_tensorrt::VARIABLE.to_owned(), folder));
+    // Its program finds the libraries that count as parts of it by the same variable; of others none is in a key.
+    let by_program = task.attempt.params.get(BACKEND).and_then(Value::as_str)
+        == Some(GraphBackend::TensorRt.word());
+    let names = ["PATH"].into_iter().chain(by_program.then_some("LD_LIBRARY_PATH"));
     let ours = |name: &str| Some((name.to_owned(), env::var(name).ok()?));
-    folder.into_iter().chain(["PATH", "LD_LIBRARY_PATH"].into_iter().filter_map(ours))
+    folder.into_iter().chain(names.filter_map(ours))
 }
 
 /// Where the driver of GPUs is, if somebody named it; else its usual folders are asked.

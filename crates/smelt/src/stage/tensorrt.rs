@@ -145,8 +145,8 @@ pub(super) fn refusal(_: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
     let is_by_program = params.backend == GraphBackend::TensorRt;
     let program = is_by_program.then(tools::builder).flatten()?;
     let version = version_of(&program);
-    let flags = precision(params.precision).flags();
-    flags.iter().find_map(|flag| refused(flag, version.as_deref()))
+    let flags = ["--skipInference"].iter().chain(precision(params.precision).flags());
+    flags.into_iter().find_map(|flag| refused(flag, version.as_deref()))
 }
 
 fn version_of(program: &Path) -> Option<String> {
