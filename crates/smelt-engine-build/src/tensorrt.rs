@@ -120,17 +120,18 @@ struct Source {
     model: Model,
     grid: Option<Grid>,
     plan: String,
+    /// Of inputs that have sizes which vary.
+    shapes: BTreeMap<String, Shapes>,
 }
 
-/// Each graph of the directory, with the shapes that it is built for.
-fn shaped(
-    dir: &Path,
-    settings: &Settings,
-) -> Result<Vec<(Source, BTreeMap<String, Shapes>)>, TensorRtError> {
-    let sources = sources(dir)?;
+/// The graphs of the directory, with the shapes that they are built for.
+fn shaped(dir: &Path, settings: &Settings) -> Result<Vec<Source>, TensorRtError> {
+    let mut sources = sources(dir)?;
     check_names(&sources, &settings.sizes)?;
-    let shaped = |source: Source| shapes(&source.model, &settings.sizes).map(|all| (source, all));
-    sources.into_iter().map(shaped).collect()
+    for source in &mut sources {
+        source.shapes = shapes(&source.model, &settings.sizes)?;
+    }
+    Ok(sources)
 }
 
 /// The graph of the directory, or those that its list names, one for each size of pictures.
@@ -140,7 +141,7 @@ fn sources(dir: &Path) -> Result<Vec<Source>, TensorRtError> {
         let model = Model::read(&path)?;
         smelt_onnx::check(&model, dir)
             .map_err(|source| TensorRtError::Check { path: path.clone(), source })?;
-        Ok(Source { path, model, grid, plan })
+        Ok(Source { path, model, grid, plan, shapes: BTreeMap::new() })
     };
     if !dir.join(GRIDS_FILE).exists() {
         return Ok(vec![read(MODEL_FILE, None, PLAN_FILE.to_owned())?]);
@@ -337,6 +338,7 @@ mod tests {
             model: model(dims),
             grid: None,
             plan: String::new(),
+            shapes: BTreeMap::new(),
         };
         let sizes = sizes(&[("bach", [1; 3])]);
         let check = |dims: &[Dim], words: &str| {

@@ -47,7 +47,7 @@ pub fn build(
     progress("compiling the program that loads TensorRT");
     let loader = Loader::compile(tools.scratch, tools.path)?;
     let mut plans = Vec::new();
-    for (source, shapes) in sources {
+    for source in sources {
         let path = out_dir.join(&source.plan);
         let request = BuildRequest {
             onnx: &source.path,
@@ -56,7 +56,7 @@ pub fn build(
             workspace_bytes: settings.workspace_bytes,
             level: settings.level,
             memory_bytes: None,
-            shapes,
+            shapes: source.shapes,
         };
         // Each in a process of its own: what one has built before shows in the bytes of its next plan.
         let mut session = Session::open(&loader, tools.libraries)?;

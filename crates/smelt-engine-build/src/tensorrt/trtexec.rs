@@ -2,13 +2,11 @@
 //!
 //! A plan counts if the program says that it passed, named the GPU that was asked for, and left as many bytes as it said.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use smelt_onnx::{Dim, Model, ValueInfo};
-use smelt_tensorrt::Shapes;
 use smelt_tensorrt::trtexec::{Dla, Precision, Report, Request, run};
 
 use super::{
@@ -65,9 +63,9 @@ pub fn build(
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<PathBuf>, TensorRtError> {
     let sources = shaped(onnx_dir, settings)?;
-    for (source, shapes) in &sources {
+    for source in &sources {
         check(&source.model, options)?;
-        warnings(&source.model, shapes, options).iter().for_each(|warning| progress(warning));
+        warnings(source, options).iter().for_each(|warning| progress(warning));
     }
     let timing = out_dir.join(TIMING_FILE);
     if let Some(before) = &tools.timing {
@@ -76,15 +74,15 @@ pub fn build(
         written.map_err(write_error(out_dir))?;
     }
     let (mut plans, mut last) = (Vec::new(), Report::default());
-    for (source, shapes) in &sources {
+    for source in &sources {
         let path = out_dir.join(&source.plan);
-        let request = request(source, shapes, settings, options, [&path, &timing]);
+        let request = request(source, settings, options, [&path, &timing]);
         let report = run_one(&request, tools, progress)?;
         let bytes = fs::metadata(&path).map(|meta| meta.len()).ok();
         if let Some(fault) = report.fault(bytes, settings.target.0, options.dla.is_some()) {
             return Err(fault.into());
         }
-        plans.push(plan(source, shapes, options, bytes.unwrap_or_default(), &report));
+        plans.push(plan(source, options, bytes.unwrap_or_default(), &report));
         last = report;
     }
     let files = plans.iter().map(|plan| out_dir.join(&plan.file)).collect();
@@ -95,7 +93,6 @@ pub fn build(
 
 fn request<'a>(
     source: &'a Source,
-    shapes: &'a BTreeMap<String, Shapes>,
     settings: &Settings,
     options: &'a Options,
     [plan, timing]: [&'a Path; 2],
@@ -104,7 +101,7 @@ fn request<'a>(
         onnx: &source.path,
         plan,
         timing,
-        shapes,
+        shapes: &source.shapes,
         precision: options.precision,
         workspace_bytes: settings.workspace_bytes,
         level: settings.level,
@@ -156,27 +153,22 @@ fn check(model: &Model, options: &Options) -> Result<(), TensorRtError> {
 }
 
 /// What the builder will not say.
-fn warnings(model: &Model, shapes: &BTreeMap<String, Shapes>, options: &Options) -> Option<String> {
+fn warnings(source: &Source, options: &Options) -> Option<String> {
     options.dla?;
-    let batch = |input: &ValueInfo| match (shapes.get(&input.name), input.dims.as_deref()) {
+    let batch = |input: &ValueInfo| match (source.shapes.get(&input.name), input.dims.as_deref()) {
         (Some(shapes), _) => shapes.opt.first().copied(),
         (None, Some([Dim::Fixed(batch), ..])) => Some(*batch as i64),
         _ => None,
     };
-    let least = inputs(model).filter_map(batch).min().filter(|&batch| batch < DLA_BATCH_MIN)?;
+    let least =
+        inputs(&source.model).filter_map(batch).min().filter(|&batch| batch < DLA_BATCH_MIN)?;
     Some(format!(
         "warning: the accelerator is fast from {DLA_BATCH_MIN} pictures at once on, and this is for {least}"
     ))
 }
 
 /// The plan of a graph, by what the graph says of its inputs and outputs.
-fn plan(
-    source: &Source,
-    shapes: &BTreeMap<String, Shapes>,
-    options: &Options,
-    bytes: u64,
-    report: &Report,
-) -> PlanFile {
+fn plan(source: &Source, options: &Options, bytes: u64, report: &Report) -> PlanFile {
     let port = |value: &ValueInfo, format: Option<&str>| {
         let dims = value.dims.iter().flatten();
         let sizes = dims.map(|dim| match dim {
@@ -185,7 +177,7 @@ fn plan(
         });
         let dtype =
             format.and_then(dtype_of).map_or_else(|| value.dtype.to_string(), str::to_owned);
-        Port::new(&value.name, dtype, sizes.collect(), shapes.get(&value.name))
+        Port::new(&value.name, dtype, sizes.collect(), source.shapes.get(&value.name))
     };
     let ports = |values: Vec<&ValueInfo>, formats: &[String]| -> Vec<Port> {
         // One is for all of them.
