@@ -26,7 +26,7 @@ const PLAN_FILE: &str = "engine.plan";
 
 /// What any builder of plans is told.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct PlanSettings {
     /// The GPUs' compute capability, as 86, and its word in pipelines.
     pub target: (u32, String),
     /// How long sizes that vary may be, by their names in the graph: least, likeliest, most.
@@ -125,7 +125,7 @@ struct Source {
 }
 
 /// The graphs of the directory, with the shapes that they are built for.
-fn shaped(dir: &Path, settings: &Settings) -> Result<Vec<Source>, TensorRtError> {
+fn shaped(dir: &Path, settings: &PlanSettings) -> Result<Vec<Source>, TensorRtError> {
     let mut sources = sources(dir)?;
     check_names(&sources, &settings.sizes)?;
     for source in &mut sources {
@@ -232,7 +232,7 @@ struct EngineFile<M> {
 }
 
 impl<M: Serialize> EngineFile<M> {
-    fn new(kind: &'static str, settings: &Settings, made: M, plans: Vec<PlanFile>) -> Self {
+    fn new(kind: &'static str, settings: &PlanSettings, made: M, plans: Vec<PlanFile>) -> Self {
         let (capability, word) = &settings.target;
         let device = [("sm", capability.to_string())].into();
         Self { format: FORMAT, kind, target: word.clone(), device, made, plans }

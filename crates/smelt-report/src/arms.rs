@@ -67,7 +67,7 @@ struct Group {
 
 /// One rung for one stage and class.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub struct RungRow {
     /// Of which pipeline.
     pub pipeline: String,
     /// Its name there.
@@ -147,7 +147,7 @@ impl Arms {
     }
 
     /// A row for each rung that was climbed at all, by stage and class.
-    pub fn rows(&self) -> Vec<Row> {
+    pub fn rows(&self) -> Vec<RungRow> {
         let mut rows = Vec::new();
         for (Group { pipeline, stage, class }, retries) in &self.groups {
             for rung in Rung::ALL {
@@ -158,7 +158,7 @@ impl Arms {
                 }
                 if with.tried > 0 {
                     let (pipeline, stage) = (pipeline.clone(), stage.clone());
-                    rows.push(Row { pipeline, stage, class, rung, with, without });
+                    rows.push(RungRow { pipeline, stage, class, rung, with, without });
                 }
             }
         }
@@ -209,7 +209,7 @@ mod tests {
         let mut arms = Arms::default();
         runs.iter().for_each(|run| arms.take(run));
         let side = |count: Count| format!("{}/{}", count.sealed, count.tried);
-        let text = |row: Row| {
+        let text = |row: RungRow| {
             let (with, without) = (side(row.with), side(row.without));
             format!("{} {} {with} {without}", row.class, row.rung.name())
         };

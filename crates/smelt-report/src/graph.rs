@@ -27,14 +27,14 @@ pub(crate) struct StageBox {
     pub(crate) name: String,
     pub(crate) kind: &'static str,
     /// `None` where the store was not asked.
-    pub(crate) mark: Option<Mark>,
+    pub(crate) mark: Option<StageMark>,
     /// The stages it needs, each once, by position.
     pub(crate) needs: Vec<usize>,
 }
 
 /// How a stage stands in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mark {
+pub enum StageMark {
     /// It is there.
     Hit,
     /// It would be built.
@@ -43,7 +43,7 @@ pub enum Mark {
     Unknown,
 }
 
-impl Mark {
+impl StageMark {
     pub(crate) const ALL: [Self; 3] = [Self::Hit, Self::Miss, Self::Unknown];
 
     /// The word of `smelt plan`.
@@ -67,7 +67,7 @@ impl Mark {
 
 impl Drawing {
     /// The plan, with how its stages stand where that is known.
-    pub fn of(plan: &Plan, marks: Option<&[Mark]>) -> Self {
+    pub fn of(plan: &Plan, marks: Option<&[StageMark]>) -> Self {
         let boxes = plan.stages().map(|(id, stage)| {
             let mut needs: Vec<usize> = stage.needs().map(|need| need.index()).collect();
             needs.sort_unstable();

@@ -65,7 +65,7 @@ pub fn order(arms: usize, turns: usize, seed: u64) -> Vec<usize> {
 
 /// What came of the trials of one arm.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct ArmOutcome {
     /// How often it was tried, and how often that led to an output.
     pub count: Count,
     /// Seconds of those that led to an output: the least, the median, the most.
@@ -76,7 +76,7 @@ pub struct Row {
     pub failures: BTreeMap<&'static str, usize>,
 }
 
-impl Row {
+impl ArmOutcome {
     /// Of one arm's trials among all.
     pub fn of(arm: usize, trials: &[Trial]) -> Self {
         let own = || trials.iter().filter(move |trial| trial.arm == arm);
@@ -102,7 +102,7 @@ impl Row {
 
 /// Whether the intervals of two arms' rates have nothing in common: then one of them is better, as far as so many trials
 /// tell.
-pub fn differ(one: &Row, other: &Row) -> bool {
+pub fn differ(one: &ArmOutcome, other: &ArmOutcome) -> bool {
     let ((low, high), (other_low, other_high)) = (one.count.interval(), other.count.interval());
     high < other_low || other_high < low
 }
@@ -141,13 +141,13 @@ mod tests {
             trial(1, None, 2.0),
             trial(0, Some("oom-killed"), 7.0),
         ];
-        let cold = Row::of(0, &trials);
+        let cold = ArmOutcome::of(0, &trials);
         assert_eq!((cold.count.tried, cold.count.sealed), (3, 1));
         assert_eq!(cold.wall_s, Some([5.0, 5.0, 5.0]));
         assert_eq!(cold.peak_rss_bytes, Some(7));
         assert_eq!(cold.failures, [("oom-killed", 2)].into());
-        assert_eq!(Row::of(1, &trials).wall_s, Some([1.0, 2.0, 3.0]));
-        let nothing = Row::of(2, &trials);
+        assert_eq!(ArmOutcome::of(1, &trials).wall_s, Some([1.0, 2.0, 3.0]));
+        let nothing = ArmOutcome::of(2, &trials);
         assert_eq!((nothing.count.tried, nothing.wall_s), (0, None));
     }
 
@@ -157,7 +157,7 @@ mod tests {
             let trials =
                 (0..turns).flat_map(|_| [trial(0, Some("no-tactic"), 1.0), trial(1, None, 1.0)]);
             let trials: Vec<_> = trials.collect();
-            [0, 1].map(|arm| Row::of(arm, &trials))
+            [0, 1].map(|arm| ArmOutcome::of(arm, &trials))
         };
         let [cold, warm] = rows(2);
         assert!(!differ(&cold, &warm));

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-pub use report::{Ending, Fault, Report};
+pub use report::{Fault, ProgramEnd, TrtexecReport};
 
 use crate::Shapes;
 
@@ -65,7 +65,7 @@ pub struct Dla {
 
 /// What a plan is built from, and how.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct TrtexecRequest<'a> {
     /// The graph's file; its weights lie where it says.
     pub onnx: &'a Path,
     /// Where the plan goes.
@@ -92,7 +92,7 @@ pub struct Request<'a> {
     pub dla: Option<Dla>,
 }
 
-impl Request<'_> {
+impl TrtexecRequest<'_> {
     /// The arguments, without the program.
     ///
     /// # Errors
@@ -169,7 +169,7 @@ pub fn run(
     arguments: &[String],
     scratch: &Path,
     tell: &mut dyn FnMut(&str),
-) -> io::Result<Report> {
+) -> io::Result<TrtexecReport> {
     let (output, writer) = io::pipe()?;
     let mut child = Command::new(program)
         .args(arguments)
@@ -180,7 +180,7 @@ pub fn run(
         .spawn()?;
     let (sender, lines) = sync_channel(LINES_WAITING_MAX);
     thread::spawn(move || read_lines(output, &sender));
-    let mut report = Report::default();
+    let mut report = TrtexecReport::default();
     let mut ended: Option<Instant> = None;
     loop {
         let has_more = hear(&lines, &mut |line| {
@@ -188,7 +188,7 @@ pub fn run(
             tell(line);
         });
         if let Some(status) = child.try_wait()? {
-            report.ending = Ending::of(status);
+            report.ending = ProgramEnd::of(status);
             ended.get_or_insert_with(Instant::now);
         }
         let is_late = ended.is_some_and(|at| at.elapsed() > REST_MAX);
@@ -241,8 +241,8 @@ fn read_lines(mut from: impl Read, to: &SyncSender<String>) {
 mod tests {
     use super::*;
 
-    fn request<'a>(shapes: &'a BTreeMap<String, Shapes>) -> Request<'a> {
-        Request {
+    fn request<'a>(shapes: &'a BTreeMap<String, Shapes>) -> TrtexecRequest<'a> {
+        TrtexecRequest {
             onnx: Path::new("/m/model.onnx"),
             plan: Path::new("/o/engine.plan"),
             timing: Path::new("/o/timing.cache"),
@@ -280,7 +280,7 @@ mod tests {
         let shapes = of("images");
         let [sources, formats] = [["-CUDNN", "+CUBLAS"], ["fp16:chw", "int32:chw"]]
             .map(|words| words.map(str::to_owned));
-        let request = Request {
+        let request = TrtexecRequest {
             precision: Precision::Int8,
             workspace_bytes: Some(512 << 20),
             level: Some(1),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     /// What a shell does as the program, and the lines that were heard.
-    fn ran(script: &str) -> (Report, Vec<String>) {
+    fn ran(script: &str) -> (TrtexecReport, Vec<String>) {
         let scratch = tempfile::tempdir().unwrap();
         let mut lines = Vec::new();
         let arguments = ["-c".to_owned(), script.to_owned()];
@@ -335,7 +335,7 @@ mod tests {
         let (report, lines) = ran(
             "echo one; echo two >&2; head -c 3000000 /dev/zero | tr '\\0' x; echo; printf last",
         );
-        assert_eq!(report.ending, Ending::Code(0));
+        assert_eq!(report.ending, ProgramEnd::Code(0));
         assert!(!report.leaves_others);
         let lengths: Vec<usize> = lines.iter().map(String::len).collect();
         assert_eq!(lengths, [3, 3, LINE_BYTES_MAX, 4]);
@@ -343,8 +343,8 @@ mod tests {
 
     #[test]
     fn how_it_ended_is_told_and_who_is_left_is_noticed() {
-        assert_eq!(ran("exit 3").0.ending, Ending::Code(3));
-        assert_eq!(ran("kill -9 $$").0.ending, Ending::Signal(9));
+        assert_eq!(ran("exit 3").0.ending, ProgramEnd::Code(3));
+        assert_eq!(ran("kill -9 $$").0.ending, ProgramEnd::Signal(9));
         let begin = Instant::now();
         let (report, lines) = ran("echo first; sleep 20 & exit 0");
         assert!(report.leaves_others && begin.elapsed() < REST_MAX * 2);

@@ -255,13 +255,15 @@ pub(crate) struct RunFlags {
     pub(crate) events: bool,
 }
 
-#[cfg(feature = "build")]
 impl RunFlags {
     /// Whether another command started it, and nobody goes on with it: a stage is tried once.
     pub(crate) fn is_trial(&self) -> bool {
         self.warm_up || self.once || !self.begin.is_empty()
     }
+}
 
+#[cfg(feature = "build")]
+impl RunFlags {
     /// Those of a run of a file of which nothing else is said.
     pub(crate) fn of(pipeline: PathBuf) -> Self {
         Self {

@@ -12,7 +12,7 @@ use smelt_tensorrt::{
     BuildRequest, Built, Failure, Libraries, Loader, Refusal, Session, Step, Tensor,
 };
 
-use super::{EngineFile, PlanFile, Port, Settings, TensorRtError, shaped, write_error};
+use super::{EngineFile, PlanFile, PlanSettings, Port, TensorRtError, shaped, write_error};
 
 /// What `engine.json` calls such engines.
 pub const KIND: &str = "tensorrt-rtx";
@@ -38,7 +38,7 @@ pub struct Tools<'a> {
 /// When a library or compiler is not here, a graph is refused, sizes are missing, the builder fails, or writing does.
 pub fn build(
     onnx_dir: &Path,
-    settings: &Settings,
+    settings: &PlanSettings,
     tools: &Tools<'_>,
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),

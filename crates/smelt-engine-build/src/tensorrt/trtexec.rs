@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use smelt_onnx::{Dim, Model, ValueInfo};
-use smelt_tensorrt::trtexec::{Dla, Precision, Report, Request, run};
+use smelt_tensorrt::trtexec::{Dla, Precision, TrtexecReport, TrtexecRequest, run};
 
 use super::{
-    EngineFile, PlanFile, Port, Settings, Source, TensorRtError, inputs, shaped, write_error,
+    EngineFile, PlanFile, PlanSettings, Port, Source, TensorRtError, inputs, shaped, write_error,
 };
 
 /// What `engine.json` calls such engines.
@@ -56,7 +56,7 @@ pub struct Tools<'a> {
 /// When a graph cannot be read, sizes or settings do not go with it, the program fails, or what it left counts for nothing.
 pub fn build(
     onnx_dir: &Path,
-    settings: &Settings,
+    settings: &PlanSettings,
     options: &Options,
     tools: &Tools<'_>,
     out_dir: &Path,
@@ -73,7 +73,7 @@ pub fn build(
         let written = fs::read(before).and_then(|bytes| fs::write(&timing, bytes));
         written.map_err(write_error(out_dir))?;
     }
-    let (mut plans, mut last) = (Vec::new(), Report::default());
+    let (mut plans, mut last) = (Vec::new(), TrtexecReport::default());
     for source in &sources {
         let path = out_dir.join(&source.plan);
         let request = request(source, settings, options, [&path, &timing]);
@@ -93,11 +93,11 @@ pub fn build(
 
 fn request<'a>(
     source: &'a Source,
-    settings: &Settings,
+    settings: &PlanSettings,
     options: &'a Options,
     [plan, timing]: [&'a Path; 2],
-) -> Request<'a> {
-    Request {
+) -> TrtexecRequest<'a> {
+    TrtexecRequest {
         onnx: &source.path,
         plan,
         timing,
@@ -114,10 +114,10 @@ fn request<'a>(
 }
 
 fn run_one(
-    request: &Request<'_>,
+    request: &TrtexecRequest<'_>,
     tools: &Tools<'_>,
     progress: &mut dyn FnMut(&str),
-) -> Result<Report, TensorRtError> {
+) -> Result<TrtexecReport, TensorRtError> {
     let arguments = request.arguments().map_err(TensorRtError::Unfit)?;
     if let Some(why) = arguments.iter().find_map(|argument| (tools.refuses)(argument)) {
         return Err(TensorRtError::Flag(why));
@@ -168,7 +168,7 @@ fn warnings(source: &Source, options: &Options) -> Option<String> {
 }
 
 /// The plan of a graph, by what the graph says of its inputs and outputs.
-fn plan(source: &Source, options: &Options, bytes: u64, report: &Report) -> PlanFile {
+fn plan(source: &Source, options: &Options, bytes: u64, report: &TrtexecReport) -> PlanFile {
     let port = |value: &ValueInfo, format: Option<&str>| {
         let dims = value.dims.iter().flatten();
         let sizes = dims.map(|dim| match dim {
@@ -239,7 +239,12 @@ struct Made {
 }
 
 impl Made {
-    fn new(report: &Report, settings: &Settings, options: &Options, has_timing: bool) -> Self {
+    fn new(
+        report: &TrtexecReport,
+        settings: &PlanSettings,
+        options: &Options,
+        has_timing: bool,
+    ) -> Self {
         // From 11 on every network has the types of its graph.
         let is_typed = report.major().is_some_and(|major| major >= 11);
         Self {

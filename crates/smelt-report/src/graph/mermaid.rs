@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Drawing, Mark};
+use super::{Drawing, StageMark};
 
 /// The whole graph.  Boxes have ids of their own, since names such as `end` are words of the
 /// language.
@@ -17,8 +17,9 @@ pub fn mermaid(picture: &Drawing) -> String {
             let _ = writeln!(text, "  s{need} --> s{at}");
         }
     }
-    for mark in
-        Mark::ALL.into_iter().filter(|&mark| picture.boxes.iter().any(|b| b.mark == Some(mark)))
+    for mark in StageMark::ALL
+        .into_iter()
+        .filter(|&mark| picture.boxes.iter().any(|b| b.mark == Some(mark)))
     {
         let _ = writeln!(text, "  classDef {} fill:{},color:#1b1f24", mark.name(), mark.fill());
     }
@@ -33,7 +34,7 @@ mod tests {
     #[test]
     fn boxes_and_arrows() {
         let mut picture = picture(&[&[], &[0]]);
-        picture.boxes[0].mark = Some(Mark::Hit);
+        picture.boxes[0].mark = Some(StageMark::Hit);
         assert_eq!(
             mermaid(&picture),
             "flowchart LR\n  s0[\"s0<br/>command\"]:::hit\n  s1[\"s1<br/>command\"]\n  s0 --> s1\n  classDef hit fill:#cde7d6,color:#1b1f24\n"

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::layout::{BOX_HEIGHT, Layout, layout};
 use super::order::{Layering, Node, order};
-use super::{Drawing, Mark, StageBox};
+use super::{Drawing, StageBox, StageMark};
 
 /// The line under the picture that says what colours mean.
 const LEGEND_HEIGHT: f64 = 28.0;
@@ -28,7 +28,7 @@ text{fill:#e6e9ed}.kind{fill:#b3bcc7}rect{fill:#1d2126;stroke:#7d8793}path{strok
 pub fn svg(picture: &Drawing) -> String {
     let order = order(picture);
     let layout = layout(picture, &order);
-    let marks: Vec<Mark> = Mark::ALL
+    let marks: Vec<StageMark> = StageMark::ALL
         .into_iter()
         .filter(|&mark| picture.boxes.iter().any(|stage| stage.mark == Some(mark)))
         .collect();
@@ -102,7 +102,7 @@ fn stage(stage: &StageBox, x: f64, top: f64, width: f64) -> String {
     )
 }
 
-fn legend_entry(mark: Mark, x: f64, top: f64) -> String {
+fn legend_entry(mark: StageMark, x: f64, top: f64) -> String {
     let name = mark.name();
     format!(
         "<rect class=\"{name}\" x=\"{x:.1}\" y=\"{:.1}\" width=\"14\" height=\"14\" rx=\"3\"/>\
@@ -127,7 +127,7 @@ mod tests {
     fn every_stage_has_a_box_and_every_need_a_curve() {
         let mut picture = picture(&[&[], &[0], &[0, 1]]);
         picture.name = "a<b & c".to_owned();
-        picture.boxes[1].mark = Some(Mark::Miss);
+        picture.boxes[1].mark = Some(StageMark::Miss);
         let text = svg(&picture);
         assert!(text.contains("<title>a&lt;b &amp; c</title>"), "{text}");
         assert_eq!(text.matches("rx=\"6\"").count(), 3);

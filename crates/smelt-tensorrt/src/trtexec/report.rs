@@ -15,7 +15,7 @@ const MIB: f64 = (1 << 20) as f64;
 
 /// How the program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Ending {
+pub enum ProgramEnd {
     /// It has not.
     #[default]
     None,
@@ -25,7 +25,7 @@ pub enum Ending {
     Signal(i32),
 }
 
-impl Ending {
+impl ProgramEnd {
     pub(super) fn of(status: ExitStatus) -> Self {
         let signal = || status.signal().map_or(Self::None, Self::Signal);
         status.code().map_or_else(signal, Self::Code)
@@ -34,9 +34,9 @@ impl Ending {
 
 /// What the program said and how it ended.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
+pub struct TrtexecReport {
     /// How it ended.
-    pub ending: Ending,
+    pub ending: ProgramEnd,
     /// Whether another process still held its output then.
     pub leaves_others: bool,
     /// Whether it says that it passed.
@@ -104,7 +104,7 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
-impl Report {
+impl TrtexecReport {
     /// Takes a line.
     pub(super) fn take(&mut self, line: &str) {
         if let Some(rest) = line.strip_prefix("&&&& ") {
@@ -143,10 +143,10 @@ impl Report {
         is_for_dla: bool,
     ) -> Option<Fault> {
         match self.ending {
-            Ending::Code(0) => {}
-            Ending::Code(code) => return Some(Fault::Failed(code, self.reason())),
-            Ending::Signal(signal) => return Some(Fault::Killed(signal)),
-            Ending::None => return Some(Fault::LeavesOthers),
+            ProgramEnd::Code(0) => {}
+            ProgramEnd::Code(code) => return Some(Fault::Failed(code, self.reason())),
+            ProgramEnd::Signal(signal) => return Some(Fault::Killed(signal)),
+            ProgramEnd::None => return Some(Fault::LeavesOthers),
         }
         let of_gpu = self.capability.filter(|&here| here != capability);
         let [on_dla, on_gpu] = self.layers;
@@ -238,15 +238,15 @@ mod tests {
 &&&& PASSED TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx";
     const BYTES: u64 = 3 << 19;
 
-    fn report(lines: &str, ending: Ending) -> Report {
-        let mut report = Report { ending, ..Report::default() };
+    fn report(lines: &str, ending: ProgramEnd) -> TrtexecReport {
+        let mut report = TrtexecReport { ending, ..TrtexecReport::default() };
         lines.lines().for_each(|line| report.take(line));
         report
     }
 
     #[test]
     fn what_it_says_of_itself_is_read() {
-        let report = report(GOOD, Ending::Code(0));
+        let report = report(GOOD, ProgramEnd::Code(0));
         assert_eq!(report.version.as_deref(), Some("10.3.0"));
         assert_eq!((report.capability, report.plan_mib), (Some(87), Some(1.5)));
         assert_eq!((report.layers, report.errors.len()), ([1, 1], 0));
@@ -255,29 +255,41 @@ mod tests {
 
     #[test]
     fn each_thing_that_does_not_agree_is_a_fault() {
-        let good = || report(GOOD, Ending::Code(0));
-        let check = |report: &Report, bytes: Option<u64>, expect: Fault| {
+        let good = || report(GOOD, ProgramEnd::Code(0));
+        let check = |report: &TrtexecReport, bytes: Option<u64>, expect: Fault| {
             assert_eq!(report.fault(bytes, 87, true), Some(expect));
         };
-        check(&Report { ending: Ending::Signal(9), ..good() }, Some(BYTES), Fault::Killed(9));
+        check(
+            &TrtexecReport { ending: ProgramEnd::Signal(9), ..good() },
+            Some(BYTES),
+            Fault::Killed(9),
+        );
         let silent = "it does not say why; the log has its last lines".to_owned();
-        check(&Report { ending: Ending::Code(1), ..good() }, Some(BYTES), Fault::Failed(1, silent));
-        check(&Report { has_passed: false, ..good() }, Some(BYTES), Fault::Silent);
-        check(&Report { leaves_others: true, ..good() }, Some(BYTES), Fault::LeavesOthers);
+        check(
+            &TrtexecReport { ending: ProgramEnd::Code(1), ..good() },
+            Some(BYTES),
+            Fault::Failed(1, silent),
+        );
+        check(&TrtexecReport { has_passed: false, ..good() }, Some(BYTES), Fault::Silent);
+        check(&TrtexecReport { leaves_others: true, ..good() }, Some(BYTES), Fault::LeavesOthers);
         check(&good(), None, Fault::NoPlan);
         check(&good(), Some(0), Fault::NoPlan);
         check(&good(), Some(BYTES - 4096), Fault::Size(BYTES - 4096, 1.5));
-        check(&Report { capability: Some(86), ..good() }, Some(BYTES), Fault::OtherGpu(86, 87));
-        check(&Report { layers: [0, 9], ..good() }, Some(BYTES), Fault::FellBack(9));
-        assert_eq!(Report { layers: [0, 9], ..good() }.fault(Some(BYTES), 87, false), None);
-        let untold = |report: Report| report.fault(Some(BYTES), 87, false);
+        check(
+            &TrtexecReport { capability: Some(86), ..good() },
+            Some(BYTES),
+            Fault::OtherGpu(86, 87),
+        );
+        check(&TrtexecReport { layers: [0, 9], ..good() }, Some(BYTES), Fault::FellBack(9));
+        assert_eq!(TrtexecReport { layers: [0, 9], ..good() }.fault(Some(BYTES), 87, false), None);
+        let untold = |report: TrtexecReport| report.fault(Some(BYTES), 87, false);
         let lacks = |what| Some(Fault::Untold(what));
-        let no_size = || Report { plan_mib: None, ..good() };
+        let no_size = || TrtexecReport { plan_mib: None, ..good() };
         assert_eq!(untold(no_size()), lacks("how large the plan is"));
-        let no_gpu = Report { capability: None, ..good() };
+        let no_gpu = TrtexecReport { capability: None, ..good() };
         assert_eq!(untold(no_gpu), lacks("which GPU it built for"));
         // Versions before 10 did not say how large a plan is.
-        let old = Report { version: Some("8.6.1".to_owned()), ..no_size() };
+        let old = TrtexecReport { version: Some("8.6.1".to_owned()), ..no_size() };
         assert_eq!(untold(old), None);
     }
 
@@ -287,7 +299,7 @@ mod tests {
 [11/27/2026-10:00:00] [E] [TRT] ModelImporter.cpp:949: --- Begin node ---
 [11/27/2026-10:00:00] [E] Failed to parse onnx file
 &&&& FAILED TensorRT.trtexec [TensorRT v100300] # trtexec";
-        let fault = report(lines, Ending::Code(1)).fault(None, 87, false).unwrap();
+        let fault = report(lines, ProgramEnd::Code(1)).fault(None, 87, false).unwrap();
         let words = "trtexec failed (1): ModelImporter.cpp:949: --- Begin node ---";
         assert_eq!(fault.to_string(), words);
     }

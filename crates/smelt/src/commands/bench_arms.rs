@@ -17,7 +17,7 @@ use serde_json::json;
 use smelt_exec::RunReport;
 use smelt_plan::plan::Stage;
 use smelt_report::arms::Side;
-use smelt_report::trials::{Row, Trial, differ, order};
+use smelt_report::trials::{ArmOutcome, Trial, differ, order};
 
 use super::run::{changes, stop_flag};
 use crate::console::{answer, tell};
@@ -139,9 +139,10 @@ fn tell_results(
     seed: u64,
     trials: &[Trial],
 ) -> Result<(), Failed> {
-    let rows: Vec<Row> = (0..flags.arms.len()).map(|arm| Row::of(arm, trials)).collect();
+    let rows: Vec<ArmOutcome> =
+        (0..flags.arms.len()).map(|arm| ArmOutcome::of(arm, trials)).collect();
     if flags.json {
-        let arm = |(arm, row): (&Arm, &Row)| {
+        let arm = |(arm, row): (&Arm, &ArmOutcome)| {
             json!({
                 "arm": arm.name, "trials": Side::from(row.count), "wall_s": row.wall_s,
                 "peak_rss_bytes": row.peak_rss_bytes, "failures": row.failures,
@@ -171,9 +172,9 @@ fn tell_results(
 }
 
 /// What so many trials tell of the arms, each beside the first.
-fn verdict(arms: &[Arm], rows: &[Row]) -> String {
+fn verdict(arms: &[Arm], rows: &[ArmOutcome]) -> String {
     let others = arms.iter().zip(rows).skip(1);
-    let of = |(arm, row): (&Arm, &Row)| {
+    let of = |(arm, row): (&Arm, &ArmOutcome)| {
         let (name, first) = (&arm.name, &arms[0].name);
         match differ(row, &rows[0]) {
             false => format!("{name} and {first} are not told apart by so few trials"),
@@ -207,7 +208,8 @@ mod tests {
     #[test]
     fn what_trials_tell_is_said_of_each_arm_beside_the_first() {
         let arms = ["cold", "warm-up"].map(|name| Arm { name: name.to_owned(), rungs: Vec::new() });
-        let row = |sealed| Row { count: Count { tried: 20, sealed }, ..Row::of(0, &[]) };
+        let row =
+            |sealed| ArmOutcome { count: Count { tried: 20, sealed }, ..ArmOutcome::of(0, &[]) };
         let of = |cold, warm| verdict(&arms, &[row(cold), row(warm)]);
         assert_eq!(of(2, 19), "warm-up helps");
         assert_eq!(of(19, 2), "warm-up does harm");

@@ -1,7 +1,7 @@
 //! `smelt graph`: draws a pipeline, coloured by what the store has of it.
 
 use smelt_plan::Plan;
-use smelt_report::graph::{Drawing, Mark, dot, mermaid, svg};
+use smelt_report::graph::{Drawing, StageMark, dot, mermaid, svg};
 
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
@@ -26,12 +26,12 @@ pub(crate) fn run(flags: &GraphFlags) -> Result<Exit, Failed> {
     Ok(Exit::Ok)
 }
 
-fn marks(flags: &GraphFlags) -> Result<(Plan, Vec<Mark>), Failed> {
+fn marks(flags: &GraphFlags) -> Result<(Plan, Vec<StageMark>), Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Use)?;
     let mark = |(standing, _)| match standing {
-        Standing::Hit { .. } => Mark::Hit,
-        Standing::Miss(_) => Mark::Miss,
-        Standing::Unknown { .. } => Mark::Unknown,
+        Standing::Hit { .. } => StageMark::Hit,
+        Standing::Miss(_) => StageMark::Miss,
+        Standing::Unknown { .. } => StageMark::Unknown,
     };
     let marks = load::standings(&loaded)?.into_iter().map(mark).collect();
     Ok((loaded.plan, marks))

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use smelt_report::arms::{Arms, Row, Side};
+use smelt_report::arms::{Arms, RungRow, Side};
 use smelt_report::{page, summary, trace};
 
 use crate::console::{answer, tell};
@@ -56,7 +56,7 @@ fn arms(flags: &ReportFlags, history: &History) -> Result<Exit, Failed> {
     }
     let rows = arms.rows();
     if flags.json {
-        let row = |row: &Row| {
+        let row = |row: &RungRow| {
             json!({
                 "pipeline": row.pipeline, "stage": row.stage, "class": row.class, "rung": row.rung,
                 "with": Side::from(row.with), "without": Side::from(row.without),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{Signal, raise};
 use smelt_cuda::Sm;
-use smelt_engine_build::tensorrt::{Settings, TensorRtError, rtx, trtexec};
+use smelt_engine_build::tensorrt::{PlanSettings, TensorRtError, rtx, trtexec};
 use smelt_exec::file_fault;
 use smelt_plan::kind;
 use smelt_plan::kind::engine_build::{EngineBuild, GraphBackend, GraphPrecision, SizeRange};
@@ -42,7 +42,7 @@ pub(super) fn run(request: &Request, params: &EngineBuild, target: u32) -> Resul
     Ok(())
 }
 
-fn by_libraries(request: &Request, settings: &Settings) -> Result<Vec<PathBuf>, Failed> {
+fn by_libraries(request: &Request, settings: &PlanSettings) -> Result<Vec<PathBuf>, Failed> {
     let libraries = find(&|name| env::var_os(name)).map_err(|error| failed(error.into()))?;
     let version = version(&libraries.core).ok().flatten();
     let tools = rtx::Tools {
@@ -58,7 +58,7 @@ fn by_libraries(request: &Request, settings: &Settings) -> Result<Vec<PathBuf>, 
 fn by_program(
     request: &Request,
     params: &EngineBuild,
-    settings: Settings,
+    settings: PlanSettings,
 ) -> Result<Vec<PathBuf>, Failed> {
     let program = tools::builder()
         .ok_or_else(|| Failed::new(Exit::DoesNotFit, "trtexec is not here any more"))?;
@@ -77,7 +77,7 @@ fn by_program(
     }
     let (options, scratch) = (options(params), env::temp_dir());
     let settings =
-        Settings { workspace_bytes: settings.workspace_bytes.or_else(workspace), ..settings };
+        PlanSettings { workspace_bytes: settings.workspace_bytes.or_else(workspace), ..settings };
     let refuses = |argument: &str| refused(argument, version.as_deref());
     let tools = trtexec::Tools { program: &program, scratch: &scratch, timing, refuses: &refuses };
     trtexec::build(request.input("onnx")?, &settings, &options, &tools, &request.out, &mut say)
@@ -105,12 +105,12 @@ fn workspace() -> Option<u64> {
     device::has_unified_memory().then(|| (available / 2 / STEP * STEP).max(STEP))
 }
 
-fn settings(params: &EngineBuild, target: u32) -> Result<Settings, Failed> {
+fn settings(params: &EngineBuild, target: u32) -> Result<PlanSettings, Failed> {
     let range = |(name, text): (&String, &String)| {
         let SizeRange { min, opt, max } = SizeRange::parse(text).map_err(Failed::usage)?;
         Ok((name.clone(), [min, opt, max]))
     };
-    Ok(Settings {
+    Ok(PlanSettings {
         target: (target, params.target.word().to_owned()),
         sizes: params.sizes.iter().map(range).collect::<Result<_, Failed>>()?,
         workspace_bytes: params.workspace,
