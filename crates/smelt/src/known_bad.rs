@@ -15,7 +15,7 @@ use smelt_plan::kind::{BACKEND, TOOL, Values};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Plan, StageId};
 
-use crate::tools::parts::{Parts, VendorTool};
+use crate::tools::parts::{Parts, VendorTool, numbers};
 use crate::{device, tools};
 
 const BUILT_IN: &str = include_str!("known_bad.toml");
@@ -125,12 +125,6 @@ fn version(params: &Values, named: &[&str], folder: &Path) -> Option<(u32, u32)>
     let own = tools::libraries(params).map(str::to_owned);
     let libraries = own.or_else(|| env::var("LD_LIBRARY_PATH").ok());
     numbers(&Parts::of(&path, libraries.as_deref()).version?)
-}
-
-/// Major and minor number of `10.3.0.30`.
-fn numbers(version: &str) -> Option<(u32, u32)> {
-    let mut numbers = version.split('.').map(|number| number.parse().ok());
-    Some((numbers.next()??, numbers.next().flatten().unwrap_or(0)))
 }
 
 impl Combination {

@@ -136,8 +136,7 @@ impl VendorTool {
     /// Why a version of it does not take an argument, to go on from its name.
     pub(crate) fn refuses(&self, argument: &str, version: &str) -> Option<String> {
         let name = argument.split('=').next()?;
-        let numbers = || version.split('.').map(|number| number.parse::<u32>().ok());
-        let here = (numbers().next()??, numbers().nth(1).flatten().unwrap_or(0));
+        let here = numbers(version)?;
         let flag = self.flags.iter().find(|flag| flag.name == name)?;
         let words = |(major, minor): Version| format!("{major}.{minor}");
         match flag.until {
@@ -150,6 +149,12 @@ impl VendorTool {
             _ => None,
         }
     }
+}
+
+/// Major and minor number of `10.3.0.30`.
+pub(crate) fn numbers(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split('.').map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next().flatten().unwrap_or(0)))
 }
 
 /// What of a tool counts besides its program.
