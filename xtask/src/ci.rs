@@ -6,6 +6,8 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeVal;
 
 use crate::{
     bench, cma, conformance, cross, fetch, onnxruntime, operation, power_cuts, root, tidy,
@@ -66,13 +68,21 @@ const OWN: [CheckFn; 11] = [
 struct Took {
     name: &'static str,
     /// Nothing where it was not run.
-    seconds: Option<u64>,
+    times: Option<Times>,
+}
+
+/// Seconds of the clock, and of processors: far fewer than all cores have is time that is waited for.
+struct Times {
+    wall_s: u64,
+    cpu_s: u64,
 }
 
 impl fmt::Display for Took {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.seconds {
-            Some(seconds) => write!(f, "{:12} {seconds:4} s", self.name),
+        match self.times {
+            Some(Times { wall_s, cpu_s }) => {
+                write!(f, "{:12} {wall_s:4} s, {cpu_s:4} of processors", self.name)
+            }
             None => write!(f, "{:12} not run", self.name),
         }
     }
@@ -114,11 +124,20 @@ fn steps(all: &[(&'static str, &[&str])], variables: &[(&str, String)]) -> Resul
 
 /// Runs a step, which says whether it did something, and tells what it took.
 fn step(name: &'static str, run: impl FnOnce() -> Result<bool>) -> Result<Took> {
-    let begin = Instant::now();
+    let (begin, cpu_begin_s) = (Instant::now(), children_cpu_s()?);
     let has_run = run().with_context(|| format!("{name} failed"))?;
-    let took = Took { name, seconds: has_run.then(|| begin.elapsed().as_secs()) };
+    let cpu_s = children_cpu_s()?.saturating_sub(cpu_begin_s);
+    let times = Times { wall_s: begin.elapsed().as_secs(), cpu_s };
+    let took = Took { name, times: has_run.then_some(times) };
     println!("\n{took}");
     Ok(took)
+}
+
+/// Seconds of processors that programs took which ended, and theirs; guests and servers that were left alone count for nothing.
+fn children_cpu_s() -> Result<u64> {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("getrusage")?;
+    let seconds = |time: TimeVal| u64::try_from(time.tv_sec()).unwrap_or(0);
+    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
 }
 
 fn ran(step: Result<()>) -> Result<bool> {
