@@ -40,6 +40,7 @@ mod simulation;
 mod swap;
 mod swap_tools;
 mod title;
+mod took;
 
 pub use attempt::LOG_VARIABLE;
 pub use boot::boot_id;
@@ -57,3 +58,4 @@ pub use report::{
 pub use run::{ExecError, Progress, Runner, journal_without_news, room_of};
 pub use signatures::{SignatureError, Signatures};
 pub use title::call_process;
+pub use took::Took;

@@ -46,12 +46,17 @@ pub enum DeploymentError {
 
 /// The text of a side file of bounded length.
 pub(crate) fn read_text(path: &Path) -> Result<String, DeploymentError> {
+    read_text_within(path, FILE_BYTES_MAX)
+}
+
+/// The text of a file of so many bytes at most.
+pub(crate) fn read_text_within(path: &Path, bytes_max: u64) -> Result<String, DeploymentError> {
     let failed = |source| DeploymentError::Io { verb: "read", path: path.into(), source };
     let mut text = String::new();
     let file = fs::File::open(path).map_err(failed)?;
-    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        let why = format!("longer than the {FILE_BYTES_MAX} bytes such a file may have");
+    file.take(bytes_max + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > bytes_max {
+        let why = format!("longer than the {bytes_max} bytes such a file may have");
         return Err(DeploymentError::Bad { path: path.into(), why });
     }
     Ok(text)

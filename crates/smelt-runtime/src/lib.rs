@@ -23,6 +23,7 @@ pub mod prefix;
 pub mod prepare;
 mod prepare_error;
 pub mod prompt;
+pub mod proof;
 pub mod schedule;
 pub mod score;
 pub mod service;

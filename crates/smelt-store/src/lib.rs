@@ -21,6 +21,7 @@ mod log;
 mod manifest;
 mod memo;
 mod modes;
+pub mod notes;
 mod output;
 mod prune;
 mod roots;

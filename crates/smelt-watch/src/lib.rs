@@ -26,6 +26,7 @@ pub mod machine;
 pub mod meter;
 pub mod nvmap;
 pub mod peaks;
+pub mod phases;
 pub mod pressure;
 pub mod processes;
 mod roster;

@@ -1,7 +1,7 @@
 //! Says how the check stands that goes on behind a deployment: whether what its engines compute was held against the
 //! reference.
 //!
-//! A deployment says of itself that this was to follow ([`crate::proof`]).  Whether it has is asked of the store's
+//! A deployment says of itself that this was to follow ([`smelt_runtime::proof`]).  Whether it has is asked of the store's
 //! outputs; whether it goes on, or failed, of the runs of the pipeline that made the deployment.  Whoever asks the
 //! deployment, lists it or serves it tells the same of it.
 
@@ -13,6 +13,7 @@ use smelt_plan::kind::verify::WEIGHTS_ONLY;
 use smelt_plan::plan::{From, Stage};
 use smelt_plan::{FailureClass, Kind, Plan, StageId};
 use smelt_runtime::deployment::{self, Spec};
+use smelt_runtime::proof::Proven;
 
 use crate::built::Built;
 use crate::exit::{Exit, Failed};
@@ -20,7 +21,6 @@ use crate::flags::PipelineFlags;
 use crate::history::History;
 use crate::leases;
 use crate::load;
-use crate::proof::Proven;
 use crate::unfinished::RunArguments;
 
 /// So many runs are looked back at for one that checked, or checks.

@@ -5,15 +5,13 @@
 
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::decoder::LM_HEAD;
 use smelt_model::quantize::{self, Options, Report, Scheme};
 use smelt_model::repacked::{self, Format};
 use smelt_model::tensorrt_llm;
-use smelt_runtime::deployment::{self, TEXT_FILES};
-use smelt_runtime::tokenizer::TOKENIZER_FILE;
 
 use crate::console::tell;
 use crate::exit::{Exit, Failed};
@@ -55,57 +53,6 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Failed> {
     let checkpoint = Checkpoint::open(path).map_err(Failed::model)?;
     checkpoint.warnings().iter().for_each(|line| tell(format_args!("warning: {line}")));
     Ok(checkpoint)
-}
-
-/// Where the files of a GGUF file's own tokenizer lie while they are read, inside of what is made.
-pub(crate) const MADE_DIR: &str = ".gguf";
-
-/// The directory of a checkpoint's tokenizer, chat template and end tokens.
-pub(crate) struct Beside {
-    dir: PathBuf,
-    /// Made for this time only.
-    is_made: bool,
-}
-
-impl Beside {
-    /// Of `checkpoint`: its own directory; of a GGUF file that holds some of these files itself, one inside of
-    /// `out` with all of them, which is gone when this is dropped.
-    pub(crate) fn of(checkpoint: &Checkpoint, out: &Path) -> Result<Self, Failed> {
-        let own = checkpoint.dir();
-        let made = checkpoint.made_files().map_err(Failed::model)?;
-        if checkpoint.path() != own && own.join(TOKENIZER_FILE).exists() {
-            let file = checkpoint.path().display();
-            tell(format_args!("{TOKENIZER_FILE} beside {file} counts, not the one inside of it"));
-        }
-        if made.is_empty() {
-            return Ok(Self { dir: own.to_owned(), is_made: false });
-        }
-        let dir = out.join(MADE_DIR);
-        fs::create_dir_all(&dir).map_err(|error| cannot("make", &dir, &error))?;
-        let beside = Self { dir, is_made: true };
-        for name in TEXT_FILES.iter().filter(|name| own.join(name).exists()) {
-            deployment::copy(&own.join(name), &beside.dir.join(name)).map_err(Failed::model)?;
-        }
-        for file in made {
-            let path = beside.dir.join(file.name);
-            fs::write(&path, file.text).map_err(|error| cannot("write", &path, &error))?;
-        }
-        Ok(beside)
-    }
-
-    /// Where they are.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
-    }
-}
-
-impl Drop for Beside {
-    fn drop(&mut self) {
-        if self.is_made {
-            // What is left over is in nobody's way: it is no declared output.
-            let _ = fs::remove_dir_all(&self.dir);
-        }
-    }
 }
 
 fn cannot(verb: &str, path: &Path, error: &io::Error) -> Failed {

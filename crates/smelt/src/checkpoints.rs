@@ -14,7 +14,6 @@ use smelt_model::synthetic;
 use smelt_plan::plan::{From, HubPin, Stage};
 use smelt_plan::{Plan, StageId, kind};
 
-use crate::load::Standing;
 use crate::story::Story;
 
 /// The file that says what a model is.
@@ -46,11 +45,7 @@ impl<'a> Checkpoints<'a> {
 
     /// Where a source's files are, if they are here.
     pub(crate) fn dir(&self, source: StageId) -> Option<&Path> {
-        let built = match &self.story.standings[source.index()].0 {
-            Standing::Hit { path, .. } => Some(path.as_path()),
-            Standing::Miss(_) | Standing::Unknown { .. } => None,
-        };
-        built.or_else(|| Some(self.plan.stage(source).given()?.path.as_path()))
+        self.story.path(source).or_else(|| Some(self.plan.stage(source).given()?.path.as_path()))
     }
 
     /// A small file of what a source gives.

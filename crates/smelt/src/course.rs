@@ -67,7 +67,7 @@ pub(crate) struct TimeLeft {
 /// What the stages of a plan took when they were built last; of those that were written otherwise then, the same
 /// is the best guess there is.
 pub(crate) fn expected(plan: &Plan, last: &LastRun) -> Vec<Option<Duration>> {
-    let took = |stage: &Stage| last.of(stage.name.as_str())?.took;
+    let took = |stage: &Stage| last.took(stage.name.as_str());
     let wall = |(_, stage): (_, &Stage)| Duration::try_from_secs_f64(took(stage)?.wall_s).ok();
     plan.stages().map(wall).collect()
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::process::ExitCode;
 
 use smelt_backend::OpenError;
+#[cfg(feature = "build")]
+use smelt_deploy::{Blame, DeployError};
 use smelt_exec::ExecError;
 use smelt_exec::classify::INVALID_PREFIX;
 use smelt_plan::PipelineError;
@@ -105,6 +107,20 @@ impl From<DeploymentError> for Failed {
                 error @ (OpenError::OtherDevice { .. } | OpenError::NoEngine { .. }),
             ) => Self::new(Exit::DoesNotFit, error),
             error => Self::model(error),
+        }
+    }
+}
+
+#[cfg(feature = "build")]
+impl From<DeployError> for Failed {
+    fn from(error: DeployError) -> Self {
+        match error.blame {
+            Blame::Model => Self::model(error),
+            Blame::Engine => Self::invalid(error),
+            Blame::Pipeline => Self::new(Exit::BadPipeline, error),
+            Blame::Given => Self::usage(error),
+            Blame::Device => Self::new(Exit::DoesNotFit, error),
+            Blame::Disk => Self::new(Exit::StageFailed, error),
         }
     }
 }

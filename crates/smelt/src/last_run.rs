@@ -10,14 +10,12 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use smelt_exec::{AttemptReport, RunReport, StageReport, StageStatus};
+use smelt_exec::{RunReport, StageReport, StageStatus, Took};
 use smelt_plan::explain::{Difference, bounded, differences};
 use smelt_plan::key::Field;
 use smelt_plan::plan::{From, Stage};
 use smelt_plan::{Digest, Plan, StageId};
-use smelt_store::Store;
-
-use crate::notes;
+use smelt_store::{Store, notes};
 
 /// Files of one input that are kept by name; of more only the digest of all is known.
 const FILES_MAX: usize = 256;
@@ -36,35 +34,6 @@ pub(crate) struct Walk {
     /// What the attempt took that built it last, in this run or an earlier one.
     #[serde(default)]
     pub(crate) took: Option<Took>,
-}
-
-/// What an attempt that ended well took.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Took {
-    /// Sealing included.
-    pub(crate) wall_s: f64,
-    /// 0 where it ended before it could be looked at.
-    pub(crate) peak_rss_bytes: u64,
-    /// Of its memory, in RAM and swapped out, what the kernel could not drop.
-    #[serde(default)]
-    pub(crate) held_bytes: u64,
-    /// What the stage was then.
-    #[serde(default)]
-    pub(crate) recipe: Option<Digest>,
-}
-
-impl Took {
-    /// What an attempt that ended well took.
-    pub(crate) fn of(attempt: &AttemptReport) -> Option<Self> {
-        let peaks = &attempt.peaks;
-        let took = Self {
-            wall_s: attempt.wall_s,
-            peak_rss_bytes: peaks.peak_rss_bytes,
-            held_bytes: peaks.held_peak_bytes,
-            recipe: None,
-        };
-        (attempt.outcome == "sealed").then_some(took)
-    }
 }
 
 /// An input outside of the store.
@@ -92,6 +61,11 @@ impl LastRun {
     /// The walk of a stage.
     pub(crate) fn of(&self, stage: &str) -> Option<&Walk> {
         self.0.get(stage)
+    }
+
+    /// What a stage took when it was built last.
+    pub(crate) fn took(&self, stage: &str) -> Option<Took> {
+        self.of(stage)?.took
     }
 }
 

@@ -300,6 +300,14 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
+    /// Where the output lies, if the store has it.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Hit { path, .. } => Some(path),
+            Self::Miss(_) | Self::Unknown { .. } => None,
+        }
+    }
+
     /// The word of `plan --json`.
     pub(crate) fn word(&self) -> &'static str {
         match self {

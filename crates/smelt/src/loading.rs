@@ -4,7 +4,7 @@
 //! Whoever loads says what it does; who shows it is another's part.  A build's last stage, a conversation and a server
 //! load in the same way, and so tell of it in the same words.
 
-use crate::phases::Phases;
+use smelt_watch::phases::Phases;
 
 /// What the parts of a load cost beside each other.  Engines are mapped: comparing reads them from the disk, and what
 /// runs first makes buffers for every size of work, which takes most of the time.

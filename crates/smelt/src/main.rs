@@ -31,11 +31,8 @@ mod live;
 mod load;
 mod loading;
 mod model_name;
-mod notes;
 mod paint;
-mod phases;
 mod pins;
-mod proof;
 mod shipped;
 mod speeds;
 mod story;
@@ -62,8 +59,6 @@ mod events;
 #[cfg(feature = "build")]
 mod export_options;
 #[cfg(feature = "build")]
-mod forecast;
-#[cfg(feature = "build")]
 mod gguf_headers;
 #[cfg(feature = "build")]
 mod known_bad;
@@ -75,8 +70,6 @@ mod memo;
 mod model_facts;
 #[cfg(feature = "build")]
 mod open_checkpoint;
-#[cfg(feature = "build")]
-mod photographs;
 #[cfg(feature = "build")]
 mod price;
 #[cfg(feature = "build")]
@@ -92,13 +85,9 @@ mod resource_needs;
 #[cfg(feature = "build")]
 mod secrets;
 #[cfg(feature = "build")]
-mod seeing;
-#[cfg(feature = "build")]
 mod sees;
 #[cfg(feature = "build")]
 mod stage;
-#[cfg(feature = "build")]
-mod towers;
 #[cfg(feature = "build")]
 mod user_signatures;
 

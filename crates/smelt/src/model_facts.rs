@@ -5,6 +5,8 @@
 
 use std::path::{Path, PathBuf};
 
+use smelt_deploy::photographs::FOUR_THIRDS;
+use smelt_deploy::seeing::{self, Unseen};
 use smelt_engine::llm::{KvType, kv_block};
 use smelt_engine_build::graph::{self, Precision};
 use smelt_engine_build::llm;
@@ -27,8 +29,6 @@ use crate::gguf_headers::GgufHeaders;
 use crate::hub;
 use crate::load;
 use crate::model_name::{ModelSource, nearest_names};
-use crate::photographs::FOUR_THIRDS;
-use crate::seeing::{self, Unseen};
 
 /// Configurations take a few KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -1,14 +1,14 @@
 //! Finds out before a build how the deployments of a plan will see pictures, from small files alone.
 
+use smelt_deploy::photographs;
+use smelt_deploy::seeing::{self, Unseen};
+use smelt_forecast::grids;
 use smelt_model::model::Model;
 use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, Plan};
 use smelt_runtime::image::{ImageOptions, ImageProcessor};
 
 use crate::checkpoints::{Checkpoints, count, input};
-use crate::photographs;
-use crate::seeing::{self, Unseen};
-use crate::towers;
 
 /// What photographs will cost each deployment of a model that sees and speaks.
 pub(crate) fn lines(checkpoints: &Checkpoints<'_>) -> Vec<String> {
@@ -67,7 +67,7 @@ pub(crate) fn image_processor_of(
         return Ok(None);
     };
     let read = |file: &str| checkpoints.file(source, file);
-    let grids = towers::grids(tower);
+    let grids = grids(tower);
     seeing::image_processor(model, (&seen_by, &grids), count(stage, "tiles"), &read)
 }
 

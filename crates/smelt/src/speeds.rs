@@ -12,11 +12,10 @@ use smelt_plan::Digest;
 use smelt_runtime::deployment;
 use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::generate::Answer;
-use smelt_store::{Store, Wait};
+use smelt_store::{Store, Wait, notes};
 
 use crate::device::BACKENDS;
 use crate::load;
-use crate::notes;
 
 /// So many answers are remembered.
 const ANSWERS_MAX: usize = 64;

@@ -1,10 +1,13 @@
 //! Tells how the stages of a plan stand: a hit or not, and what has changed since the last run of the same pipeline.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
+use smelt_exec::Took;
 use smelt_plan::{Digest, StageId};
 
 use crate::exit::Failed;
-use crate::last_run::{self, LastRun, Took};
+use crate::last_run::{self, LastRun};
 use crate::load::{self, Loaded, Standing};
 
 /// How every stage stands, and what has changed since the last run.
@@ -25,6 +28,11 @@ impl<'a> Story<'a> {
             Standing::Hit { digest, .. } => Some(*digest),
             Standing::Miss(_) | Standing::Unknown { .. } => None,
         }
+    }
+
+    /// Where a stage's output lies, if the store has it.
+    pub(crate) fn path(&self, id: StageId) -> Option<&Path> {
+        self.standings[id.index()].0.path()
     }
 
     /// What a stage that must be built took when it was built last, for want of a better forecast.

@@ -11,7 +11,7 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 25] = [
+const EDGES: [(&str, &[&str]); 28] = [
     ("smelt-random", &[]),
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
@@ -46,6 +46,31 @@ const EDGES: [(&str, &[&str]); 25] = [
     ("smelt-runtime", &["smelt-backend", "smelt-family", "smelt-plot", "smelt-watch"]),
     ("smelt-serve", &["smelt-runtime", "smelt-watch"]),
     (
+        "smelt-forecast",
+        &[
+            "smelt-plan",
+            "smelt-store",
+            "smelt-exec",
+            "smelt-fit",
+            "smelt-model",
+            "smelt-engine-build",
+        ],
+    ),
+    ("smelt-deploy", &["smelt-backend", "smelt-model", "smelt-runtime"]),
+    (
+        "smelt-verify",
+        &[
+            "smelt-watch",
+            "smelt-backend",
+            "smelt-model",
+            "smelt-engine",
+            "smelt-cuda",
+            "smelt-engine-build",
+            "smelt-runtime",
+            "smelt-deploy",
+        ],
+    ),
+    (
         "smelt",
         &[
             "smelt-plan",
@@ -54,6 +79,7 @@ const EDGES: [(&str, &[&str]); 25] = [
             "smelt-doctor",
             "smelt-exec",
             "smelt-fit",
+            "smelt-forecast",
             "smelt-hub",
             "smelt-load",
             "smelt-report",
@@ -64,6 +90,8 @@ const EDGES: [(&str, &[&str]); 25] = [
             "smelt-cuda",
             "smelt-tensorrt",
             "smelt-engine-build",
+            "smelt-deploy",
+            "smelt-verify",
             "smelt-runtime",
             "smelt-serve",
         ],
@@ -76,7 +104,14 @@ const EDGES: [(&str, &[&str]); 25] = [
 /// reference, and reads no checkpoints.
 pub(super) const RUNS: [&str; 6] =
     ["smelt-tensor", "smelt-backend", "smelt-engine", "smelt-cuda", "smelt-runtime", "smelt-serve"];
-pub(super) const BUILDS: [&str; 3] = ["smelt-onnx", "smelt-model", "smelt-engine-build"];
+pub(super) const BUILDS: [&str; 6] = [
+    "smelt-onnx",
+    "smelt-model",
+    "smelt-engine-build",
+    "smelt-deploy",
+    "smelt-verify",
+    "smelt-forecast",
+];
 
 pub(super) fn check() -> Result<Vec<String>> {
     let packages = packages()?;

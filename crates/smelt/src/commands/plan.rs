@@ -1,7 +1,8 @@
 //! `smelt plan`: says what a run would do, as a table or as JSON.
 
 use serde_json::{Value, json};
-use smelt_exec::Confinement;
+use smelt_exec::{Confinement, Took};
+use smelt_forecast::Fits;
 use smelt_plan::admission::Basis;
 use smelt_plan::kind::STRICT;
 use smelt_plan::plan::{HubPin, Stage};
@@ -11,9 +12,9 @@ use crate::checkpoints::Checkpoints;
 use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::PlanFlags;
-use crate::last_run::{LastRun, Took};
+use crate::last_run::LastRun;
 use crate::load::{self, Access, Standing};
-use crate::resource_needs::{Fits, ResourceNeeds};
+use crate::resource_needs::ResourceNeeds;
 use crate::stage::exposed;
 use crate::story::Story;
 use crate::table::{Table, bytes, seconds};
@@ -97,7 +98,7 @@ pub(crate) fn run(flags: &PlanFlags) -> Result<Exit, Failed> {
 /// How long it took, what it is expected to hold, and whether that fits.
 fn forecast(story: &Story<'_>, needs: &ResourceNeeds<'_>, id: StageId) -> String {
     let took = story.forecast(id).map(|took| seconds(took.wall_s));
-    let held = needs.of(id).map(|(forecast, fits)| {
+    let held = needs.needs.of_stage(id).map(|(forecast, fits)| {
         let at_most = if forecast.basis == Basis::Declared { "at most " } else { "" };
         let amount = format!("{at_most}{}", bytes(forecast.bytes));
         match fits {
@@ -181,7 +182,7 @@ fn as_json(
         Standing::Hit { path, .. } => Some(path),
         Standing::Miss(_) | Standing::Unknown { .. } => None,
     };
-    let need = needs.of(id);
+    let need = needs.needs.of_stage(id);
     json!({
         "name": stage.name,
         "kind": stage.kind,
@@ -195,7 +196,7 @@ fn as_json(
         "need": need.map(|(forecast, fits)| {
             json!({ "bytes": forecast.bytes, "basis": forecast.basis, "fits": fits.name() })
         }),
-        "largest_allocation_bytes": needs.largest(id).map(|tensor| tensor.bytes),
+        "largest_allocation_bytes": needs.needs.largest(id).map(|tensor| tensor.bytes),
         "key": key,
         "recipe_key": stage.recipe_key,
         "output": output,

@@ -11,12 +11,13 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use smelt_exec::{
     Confinement, Progress, RunReport, RunStatus, Runner, Signatures, StageReport, StageStatus, Task,
 };
+use smelt_forecast::{Alike, Forecasts, Towers};
 use smelt_plan::admission::Forecast;
 use smelt_plan::kind::WRITES;
 use smelt_plan::plan::Stage;
 use smelt_plan::schedule::Wishes;
 use smelt_plan::share::Led;
-use smelt_plan::{Change, Digest, Plan, Rung, Share, StageId, WarmUp};
+use smelt_plan::{Change, Digest, Kind, Plan, Rung, Share, StageId, WarmUp};
 use smelt_report::summary;
 use smelt_store::{Lookup, Run, StoreError, Wait};
 
@@ -26,7 +27,6 @@ use crate::course::{self, Course};
 use crate::events::{self, Events};
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
-use crate::forecast::{self, Alike};
 use crate::ladder;
 use crate::last_run::{self, LastRun};
 use crate::leftovers::{clear_dead, finish};
@@ -36,7 +36,6 @@ use crate::progress::Display;
 use crate::reboot;
 use crate::stage::{self, exposed};
 use crate::story::Story;
-use crate::towers::Towers;
 use crate::unfinished::{Left, RunArguments};
 use crate::user_signatures;
 use crate::{known_bad, refusals, secrets, table, tools};
@@ -134,8 +133,10 @@ impl Begun<'_> {
         let (flags, plan) = (self.flags, &self.loaded.plan);
         let again = checks(flags, plan, &wishes)?;
         let alike = Alike::read(&self.loaded.store);
-        let towers = Towers::of_run(self.loaded)?;
-        let forecasts = |task: &Task<'_>| forecast::of_task(task, &self.last, &alike, &towers);
+        let towers = towers_of(self.loaded)?;
+        let took = |stage: &str| self.last.took(stage);
+        let forecasts = Forecasts { took: &took, alike: &alike, towers: &towers };
+        let forecasts = |task: &Task<'_>| forecasts.of_task(task);
         let expected = course::expected(plan, &self.last);
         let course = Course::new(plan, &wishes.wanted(plan), &expected, flags.jobs);
         let (mut display, mut events) = (Display::new(course), Events::default());
@@ -470,6 +471,17 @@ pub(crate) fn changes(stage: &Stage, rungs: &[Rung]) -> Result<Vec<Change>, Fail
         })
     };
     rungs.iter().map(of).collect()
+}
+
+/// What executing the vision towers holds that a run of `loaded` builds, by the sources that it finds.
+fn towers_of(loaded: &Loaded) -> Result<Towers, Failed> {
+    // Looking everything up is worth it only where there is something to learn.
+    if !loaded.plan.stages().any(|(_, stage)| stage.kind == Kind::EngineBuild) {
+        return Ok(Towers::default());
+    }
+    let standings = load::standings(loaded)?;
+    let output = |id: StageId| standings[id.index()].0.path().map(Path::to_owned);
+    Ok(Towers::of_plan(&loaded.plan, output))
 }
 
 /// The stages to build twice; what makes other bytes every time need not be tried.

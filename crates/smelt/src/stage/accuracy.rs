@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use smelt_backend::KvOptions;
+use smelt_deploy::text_files::TextFiles;
 use smelt_plan::kind::accuracy::{Accuracy, AccuracyFigures};
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
 use smelt_runtime::accuracy::question::{self, Question};
@@ -19,7 +20,6 @@ use smelt_runtime::deployment::{Deployment, DeploymentError, Engines};
 use super::request::{Request, say};
 use super::{Worker, deployment};
 use crate::accuracy::{self, Opened};
-use crate::checkpoint::Beside;
 use crate::device::BACKENDS;
 use crate::exit::{Exit, Failed};
 
@@ -67,14 +67,14 @@ fn candidate(request: &Request, kv: KvOptions) -> Result<Opened, Failed> {
         return accuracy::open(dir, kv);
     }
     let checkpoint = request.checkpoint("checkpoint")?;
-    let beside = Beside::of(&checkpoint, &request.out)?;
+    let texts = TextFiles::of(&checkpoint, &request.out, &say)?;
     let (vision, llm) = (request.optional_input("vision"), request.input("llm")?);
-    let spec = deployment::spec(request, &checkpoint, beside.dir(), CANDIDATE)?;
+    let spec = deployment::chat_spec(request, &checkpoint, texts.dir(), CANDIDATE)?;
     let engines = Engines { vision: vision.map(Path::to_owned), llm: llm.to_owned() };
     let vision = vision.map(|dir| BACKENDS.vision(dir)).transpose();
     let vision = vision.map_err(DeploymentError::from)?.unwrap_or_default();
     let decoder = BACKENDS.decoder(llm, kv).map_err(DeploymentError::from)?;
-    Ok((Deployment::of_engines(beside.dir(), spec, vision, decoder)?, engines))
+    Ok((Deployment::of_engines(texts.dir(), spec, vision, decoder)?, engines))
 }
 
 /// What is asked, and what came of it.

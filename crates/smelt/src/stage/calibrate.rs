@@ -9,6 +9,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use smelt_backend::VisionEngine;
+use smelt_deploy::spec::family;
+use smelt_deploy::text_files::TextFiles;
 use smelt_engine::vision as engines;
 use smelt_model::calibrate::{Options, calibrate};
 use smelt_model::checkpoint::Checkpoint;
@@ -24,9 +26,8 @@ use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use super::Worker;
-use super::deployment;
+
 use super::request::{Request, say};
-use crate::checkpoint::Beside;
 use crate::checkpoints::Checkpoints;
 use crate::exit::Failed;
 
@@ -166,8 +167,8 @@ pub(crate) fn watch(
     out: &Path,
     progress: &mut dyn FnMut(&str),
 ) -> Result<(), Failed> {
-    let beside = Beside::of(checkpoint, out)?;
-    let tokenizer = Tokenizer::open(&beside.dir().join(TOKENIZER_FILE)).map_err(Failed::model)?;
+    let texts = TextFiles::of(checkpoint, out, &say)?;
+    let tokenizer = Tokenizer::open(&texts.dir().join(TOKENIZER_FILE)).map_err(Failed::model)?;
     let is_given =
         !asked.texts.is_empty() || !asked.pictures.is_empty() || asked.questions.is_some();
     let source = if is_given { "given" } else { "built-in" };
@@ -365,7 +366,7 @@ struct ImageEncoder<'a> {
 impl<'a> ImageEncoder<'a> {
     fn open(checkpoint: &'a Checkpoint, vision: Option<&Path>) -> Result<Self, Failed> {
         let tile = checkpoint.tile().map_err(Failed::model)?;
-        let family = deployment::family(checkpoint)?;
+        let family = family(checkpoint)?;
         let facts = family.images().zip(ImageTokens::of(family));
         let (images, words) = facts.expect("families whose towers stand before a decoder see");
         let engine = vision.map(engines::open).transpose().map_err(Failed::model)?;

@@ -8,6 +8,8 @@ use std::path::Path;
 
 use smelt_cuda::CudaTarget;
 use smelt_cuda::kernels::page::HeadShape;
+use smelt_deploy::foresee;
+use smelt_deploy::seeing::Unseen;
 use smelt_model::checkpoint::{Checkpoint, INDEX_FILE, WEIGHTS_FILE};
 use smelt_model::model::Model;
 use smelt_model::quantize::check_unpacked;
@@ -21,12 +23,12 @@ use smelt_plan::{Kind, Plan, StageId, kind};
 use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
-use super::{deployment, quantize};
+use super::quantize;
+use super::request::say;
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::check;
 use crate::checkpoints::{Checkpoints, count, input};
 use crate::exit::{Exit, Failed};
-use crate::seeing::Unseen;
 use crate::sees::{image_processor_of, tower_of};
 
 /// Why the engine of a decoder will be refused.
@@ -159,12 +161,19 @@ fn of_texts(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
     let given = || input(plan, stage, "checkpoint").map(|(id, _)| id);
     let source = checkpoints.source(stage).or_else(given)?;
     let refused = match (checkpoints.dir(source), plan.stage(source).fetched()) {
-        (Some(dir), _) => deployment::foresee(dir, input(plan, stage, "vision").is_some()),
+        (Some(dir), _) => foreseen(dir, input(plan, stage, "vision").is_some()),
         // A GGUF file has its texts inside.
         (None, Some(HubPin { file: Some(_), .. })) | (None, None) => Ok(()),
         (None, Some(pin)) => of_hub(checkpoints, source, pin, stage)?,
     };
     refused.err().filter(is_of_model).map(|why| why.to_string())
+}
+
+/// What of the checkpoint at `path` a deployment would be refused for, which sees or reads text alone.
+fn foreseen(path: &Path, sees: bool) -> Result<(), Failed> {
+    let checkpoint = Checkpoint::open(path).map_err(Failed::model)?;
+    let scratch = AtomicDir::scratch(&std::env::temp_dir().join("smelt-plan"))?;
+    Ok(foresee::check(&checkpoint, scratch.path(), sees, &say)?)
 }
 
 /// Whether it is the model's fault, and not this machine's.
@@ -198,8 +207,8 @@ fn of_hub(
         let Some(text) = checkpoints.file(source, file).ok()? else { continue };
         put(&scratch.path().join(file), &text)?;
     }
-    let seen = deployment::foresee_texts(scratch.path());
-    Some(seen.map_err(|why| why.renamed(scratch.path().display(), &name)))
+    let seen = foresee::check_texts(scratch.path());
+    Some(seen.map_err(|why| Failed::from(why.renamed(scratch.path(), Path::new(&name)))))
 }
 
 fn put(path: &Path, text: &str) -> Option<()> {

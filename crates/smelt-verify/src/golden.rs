@@ -6,6 +6,8 @@
 use std::path::Path;
 
 use serde::Serialize;
+use smelt_deploy::DeployError;
+use smelt_deploy::spec::{self, ChatEngines, engine_dirs};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::grid::Grid;
 use smelt_model::position_ids::with_text;
@@ -15,15 +17,14 @@ use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::Deployment;
 use smelt_runtime::image::Size;
 
-use super::Parties;
-use super::probe::argmax;
-use crate::exit::Failed;
-use crate::stage::deployment;
-use crate::stage::request::{Request, say};
+use crate::course::Course;
+use crate::parties::Parties;
+use crate::probe::argmax;
+use crate::verification::Verification;
 
 /// A golden prompt as the artifact records it.
 #[derive(Debug, Serialize)]
-pub(super) struct Prompted {
+pub(crate) struct Prompted {
     number: usize,
     prompt: String,
     expected: String,
@@ -33,29 +34,31 @@ pub(super) struct Prompted {
 
 /// Asks the prompts of `folder`, tells which, and records what was said; gives what a person reads of the wrong
 /// answers.
-pub(super) fn ask(
-    request: &Request,
+pub(crate) fn ask(
+    asked: &Verification<'_>,
     parties: Parties,
-    (folder, told): (&Path, &dyn Fn(&str)),
+    (folder, course): (&Path, &Course<'_>),
     record: &mut Vec<Prompted>,
-) -> Result<Vec<String>, Failed> {
-    let Parties { vision, llm, against, words, .. } = parties;
+) -> Result<Vec<String>, DeployError> {
+    let Parties { vision, llm, against, texts, .. } = parties;
     let questions =
-        question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(Failed::usage)?;
-    let spec = deployment::spec(request, &against, words.dir(), "verified")?;
-    let deployment = Deployment::of_engines(words.dir(), spec, vision, llm.into_decoder()?);
-    let mut deployment = deployment.map_err(Failed::invalid)?;
+        question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(DeployError::given)?;
+    let vision_dirs = asked.vision.map(|dir| engine_dirs(&[dir])).transpose()?;
+    let engines = ChatEngines { vision: vision_dirs, llm: engine_dirs(&[asked.llm])? };
+    let spec = spec::chat(&against, texts.dir(), "verified", engines)?;
+    let deployment = Deployment::of_engines(texts.dir(), spec, vision, llm.into_decoder()?);
+    let mut deployment = deployment.map_err(DeployError::engine)?;
     let mut complaints = Vec::new();
     for (index, question) in questions.iter().enumerate() {
         let number = index + 1;
-        told(&format!("[{index}/{}] golden prompt {number}", questions.len()));
+        course.hears(&format!("[{index}/{}] golden prompt {number}", questions.len()));
         let given = golden::ask(&mut deployment, question, folder);
         let given =
-            given.map_err(|why| Failed::invalid(format!("golden prompt {number}: {why}")))?;
+            given.map_err(|why| DeployError::engine(format!("golden prompt {number}: {why}")))?;
         if !given.is_right {
             let mut complaint = wrong(number, question, &given);
             if complaints.is_empty() {
-                complaint += &blame(&against, &deployment, (question, folder), &given)?;
+                complaint += &blame(&against, &deployment, (question, folder), (&given, course))?;
             }
             complaints.push(complaint);
         }
@@ -67,7 +70,7 @@ pub(super) fn ask(
             is_right: given.is_right,
         });
     }
-    say(&format!(
+    course.say(&format!(
         "golden prompts: {} of {} right",
         questions.len() - complaints.len(),
         questions.len()
@@ -92,10 +95,10 @@ fn blame(
     against: &Checkpoint,
     deployment: &Deployment,
     (question, folder): (&Question, &Path),
-    given: &GoldenResult,
-) -> Result<String, Failed> {
-    let parts = golden::parts(deployment, question, folder).map_err(Failed::model)?;
-    let preferred = match preferred(against, &parts, deployment.text.image_token, given) {
+    (given, course): (&GoldenResult, &Course<'_>),
+) -> Result<String, DeployError> {
+    let parts = golden::parts(deployment, question, folder).map_err(DeployError::model)?;
+    let preferred = match preferred(against, &parts, deployment.text.image_token, (given, course)) {
         Ok(preferred) => preferred,
         // Tiles of other sizes than the model's own, for one.
         Err(why) => return Ok(format!("; the f32 reference has no word on it: {why}")),
@@ -110,12 +113,13 @@ fn preferred(
     against: &Checkpoint,
     parts: &[(Vec<f32>, Size)],
     image_token: Option<u32>,
-    given: &GoldenResult,
+    (given, course): (&GoldenResult, &Course<'_>),
 ) -> Result<Vec<u32>, ReferenceError> {
+    let told = &mut |line: &str| course.say(line);
     let mut seen = ImageFeatures::default();
     for (numbers, Size { height, width }) in parts {
         let grid = Grid { height: *height, width: *width };
-        seen.append(reference::see(against, numbers, grid, &mut say)?);
+        seen.append(reference::see(against, numbers, grid, told)?);
     }
     let prompt = &given.encoded.tokens;
     let tokens = [prompt.as_slice(), &given.tokens].concat();
@@ -134,7 +138,7 @@ fn preferred(
     };
     // The token behind the answer is its end.
     let positions = prompt.len() - 1..tokens.len();
-    let logits = reference::logits_after(against, &all, positions, &mut say)?;
+    let logits = reference::logits_after(against, &all, positions, told)?;
     let vocab = against.decoder()?.vocab;
     Ok(logits.chunks_exact(vocab).map(|row| argmax(row, None)).collect())
 }

@@ -9,7 +9,7 @@ use smelt_runtime::deployment::{DeploymentError, ModelFamily};
 use smelt_runtime::image::{Cutting, Grid, ImageProcessor, PreprocessorConfig, Size};
 
 /// Why it is not said how a deployment will see.
-pub(crate) enum Unseen {
+pub enum Unseen {
     /// Something cannot be read yet.
     NotKnown(String),
     /// It will not see: its build will be refused.
@@ -18,7 +18,7 @@ pub(crate) enum Unseen {
 
 /// How a model will see, whose tower is that of the model `seeing`, exported for these sizes of pictures, and which is
 /// shown so many tiles.
-pub(crate) fn image_processor(
+pub fn image_processor(
     model: &Model,
     (seeing, grids): (&Model, &[Picture]),
     tiles: Option<usize>,
@@ -60,7 +60,7 @@ pub(crate) fn image_processor(
 
 /// The preprocessing of a model, by what its files say of pictures and of clips; none of one that does not
 /// see and speak.
-pub(crate) fn cutting_by(
+pub fn cutting_by(
     model: &Model,
     processor: &PreprocessorConfig,
     clips: &PreprocessorConfig,

@@ -15,12 +15,9 @@ use smelt_plan::kind::onnx_export::ExportPart;
 use smelt_plan::plan::Stage;
 use smelt_plan::{Kind, Plan, StageId, kind};
 
-use crate::exit::Failed;
-use crate::load::{self, Loaded, Standing};
-
 /// Bytes by the name of the stage that builds the engine.
-#[derive(Default)]
-pub(crate) struct Towers(HashMap<String, u64>);
+#[derive(Debug, Default)]
+pub struct Towers(HashMap<String, u64>);
 
 /// What is known of a stage's output.
 enum Known {
@@ -29,21 +26,8 @@ enum Known {
 }
 
 impl Towers {
-    /// Of the sources that a run of `loaded` finds.
-    pub(crate) fn of_run(loaded: &Loaded) -> Result<Self, Failed> {
-        // Looking everything up is worth it only where there is something to learn.
-        if !loaded.plan.stages().any(|(_, stage)| stage.kind == Kind::EngineBuild) {
-            return Ok(Self::default());
-        }
-        let standings = load::standings(loaded)?;
-        Ok(Self::of_plan(&loaded.plan, |id| match &standings[id.index()].0 {
-            Standing::Hit { path, .. } => Some(path.clone()),
-            Standing::Miss(_) | Standing::Unknown { .. } => None,
-        }))
-    }
-
     /// Of the sources whose outputs are where `path` says.
-    pub(crate) fn of_plan(plan: &Plan, path: impl Fn(StageId) -> Option<PathBuf>) -> Self {
+    pub fn of_plan(plan: &Plan, path: impl Fn(StageId) -> Option<PathBuf>) -> Self {
         let mut known: HashMap<StageId, Known> = HashMap::new();
         let mut found = HashMap::new();
         for (id, stage) in plan.stages() {
@@ -66,7 +50,7 @@ impl Towers {
     }
 
     /// What executing the tower that `stage` builds holds besides weights, where that is known.
-    pub(crate) fn of(&self, stage: &str) -> Option<u64> {
+    pub fn of(&self, stage: &str) -> Option<u64> {
         self.0.get(stage).copied()
     }
 }
@@ -84,7 +68,7 @@ fn is_vision(stage: &Stage) -> bool {
 }
 
 /// The sizes of pictures that an export is for; one that cannot be read is told by the export.
-pub(crate) fn grids(stage: &Stage) -> Vec<Grid> {
+pub fn grids(stage: &Stage) -> Vec<Grid> {
     let texts = stage.params.get("grids").and_then(Value::as_array).into_iter().flatten();
     texts.filter_map(|text| text.as_str()?.parse().ok()).collect()
 }

@@ -5,7 +5,7 @@ use smelt_model::reference::compare::Comparison;
 
 /// What a comparison must reach.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct Bound {
+pub(crate) struct Bound {
     /// Lowest cosine of any row.
     cosine_min: f64,
     /// Largest error of any value, as a fraction of its row's largest.
@@ -16,16 +16,16 @@ pub(super) struct Bound {
 /// at 24 layers, bf16 of f32 weights could reach 4e-3.
 const ROUNDED_WEIGHTS: Bound = Bound { cosine_min: 0.9999, error_max_of_scale: 5e-3 };
 /// The same weights in another order of summation: only rounding differs, 2e-6 at 28 layers.
-pub(super) const SAME_WEIGHTS: Bound = Bound { cosine_min: 0.999_999, error_max_of_scale: 1e-4 };
+pub(crate) const SAME_WEIGHTS: Bound = Bound { cosine_min: 0.999_999, error_max_of_scale: 1e-4 };
 /// The same weights on a card, whose products, keys and values take halves: tiny models on a card are within a hundredth of
 /// scale of the reference.
-pub(super) const HALVES: Bound = Bound { cosine_min: 0.999, error_max_of_scale: 3e-2 };
+pub(crate) const HALVES: Bound = Bound { cosine_min: 0.999, error_max_of_scale: 3e-2 };
 /// Activations rounded to 8 bits for each run of 32: random weights measure a cosine of 0.9997 and an
 /// error of 0.03 of scale.
-pub(super) const ROUNDED_INPUTS: Bound = Bound { cosine_min: 0.995, error_max_of_scale: 0.25 };
+pub(crate) const ROUNDED_INPUTS: Bound = Bound { cosine_min: 0.995, error_max_of_scale: 0.25 };
 /// The same through all layers of a decoder: real weights have channels that are far larger than the others.
 /// SmolLM2-135M's Q4_1 measures 0.9938 and an error of 0.05 of scale, random weights 0.9997.
-pub(super) const ROUNDED_DECODER: Bound = Bound { cosine_min: 0.98, error_max_of_scale: 0.25 };
+pub(crate) const ROUNDED_DECODER: Bound = Bound { cosine_min: 0.98, error_max_of_scale: 0.25 };
 /// int8 measures 0.9993 and better on random weights; the error of a single logit says little
 /// about it.
 const INT8: Bound = Bound { cosine_min: 0.995, error_max_of_scale: 0.25 };
@@ -34,13 +34,13 @@ const INT8: Bound = Bound { cosine_min: 0.995, error_max_of_scale: 0.25 };
 const INT4: Bound = Bound { cosine_min: 0.5, error_max_of_scale: 2.0 };
 
 /// What quantisation may cost a decoder of `scheme`.
-pub(super) fn quantised(scheme: &str) -> Bound {
+pub(crate) fn quantised(scheme: &str) -> Bound {
     if scheme.starts_with("int4") { INT4 } else { INT8 }
 }
 
 /// How an engine has the weights of its checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(crate) enum Kept {
     /// Number for number.
     Same,
     /// In a smaller type, or in another form.
@@ -50,7 +50,7 @@ pub(super) enum Kept {
 }
 
 /// What an encoder of pictures may cost.
-pub(super) fn vision(kept: Kept) -> Bound {
+pub(crate) fn vision(kept: Kept) -> Bound {
     match kept {
         Kept::Same => SAME_WEIGHTS,
         Kept::Rounded => ROUNDED_WEIGHTS,
@@ -59,7 +59,7 @@ pub(super) fn vision(kept: Kept) -> Bound {
 }
 
 /// What a tower may cost behind a decoder that has the checkpoint's own weights; there may be none.
-pub(super) fn plain(tower: Option<Kept>) -> Bound {
+pub(crate) fn plain(tower: Option<Kept>) -> Bound {
     match tower {
         None | Some(Kept::Same) => SAME_WEIGHTS,
         Some(Kept::Rounded) => ROUNDED_WEIGHTS,
@@ -68,7 +68,7 @@ pub(super) fn plain(tower: Option<Kept>) -> Bound {
 }
 
 /// The same of a decoder that computes in halves.
-pub(super) fn plain_in_halves(tower: Option<Kept>) -> Bound {
+pub(crate) fn plain_in_halves(tower: Option<Kept>) -> Bound {
     match tower {
         None | Some(Kept::Same | Kept::Rounded) => HALVES,
         Some(Kept::Quantized) => ROUNDED_DECODER,
@@ -77,7 +77,7 @@ pub(super) fn plain_in_halves(tower: Option<Kept>) -> Bound {
 
 /// One comparison as the artifact records it.
 #[derive(Debug, Serialize)]
-pub(super) struct Finding {
+pub(crate) struct Finding {
     what: &'static str,
     bound: Bound,
     cosine_min: f64,
@@ -88,7 +88,7 @@ pub(super) struct Finding {
 }
 
 impl Finding {
-    pub(super) fn new(what: &'static str, bound: Bound, comparison: &Comparison) -> Self {
+    pub(crate) fn new(what: &'static str, bound: Bound, comparison: &Comparison) -> Self {
         let top1 = comparison.top1(bound.error_max_of_scale);
         Self {
             what,
@@ -102,13 +102,13 @@ impl Finding {
     }
 
     /// What was found, in a line.
-    pub(super) fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let Self { what, cosine_min, error_max_of_scale, .. } = self;
         format!("{what}: cosine {cosine_min:.7}, largest error {error_max_of_scale:.2e} of scale")
     }
 
     /// What a person reads when a finding breaks its bound.
-    pub(super) fn complaint(&self) -> Option<String> {
+    pub(crate) fn complaint(&self) -> Option<String> {
         let Self { what, bound, cosine_min, error_max_of_scale, worst_position, .. } = self;
         // Written so that a NaN fails too.
         let good =

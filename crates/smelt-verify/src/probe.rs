@@ -7,6 +7,8 @@ use smelt_backend::{
     Decoder, FeatureSpan, Features, HostFeatures, ImageEmbeds, LogitRows, SlotInput, Takes,
     VisionEngine,
 };
+use smelt_deploy::DeployError;
+use smelt_deploy::spec::family;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::grid::{Grid, Lattice, Patching};
 use smelt_model::model::{Tile, TowerInput};
@@ -15,11 +17,8 @@ use smelt_model::reference::{self, PromptEmbeds};
 use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
-use crate::exit::Failed;
-use crate::stage::deployment::family;
-
 /// Tokens the engine answers with.
-pub(super) const ANSWER_TOKENS: usize = 16;
+pub(crate) const ANSWER_TOKENS: usize = 16;
 
 /// The most image tokens of a probe, where there is a choice: what the reference computes takes time with
 /// the square of the patches.
@@ -31,7 +30,7 @@ const IMAGE_TOKENS_SAMPLED: usize = 32;
 
 /// How much the reference computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Extent {
+pub(crate) enum Extent {
     /// The smallest grid, and of a tile some of its tokens.
     Sampled,
     /// As much as is no trouble.
@@ -43,7 +42,7 @@ const WORDS: &str = "The capital of France is Paris. Water boils at 100 degrees,
     Once upon a time there was a small house at the edge of a wood, in which";
 
 /// A prompt, about a picture where the model sees.
-pub(super) struct Probe {
+pub(crate) struct Probe {
     tokens: Vec<u32>,
     picture: Option<ProbeImage>,
     /// The places of the tokens, of decoders that take three of a token.
@@ -65,7 +64,7 @@ struct ProbeImage {
 
 /// Which of the engines, from few pixels to many, is looked at: of tiles the model's own, which is the last;
 /// of pictures of any size the smallest, or the largest that is no trouble.
-pub(super) fn which(engines: &[VisionEngine], extent: Extent) -> usize {
+pub(crate) fn which(engines: &[VisionEngine], extent: Extent) -> usize {
     let takes_any_size =
         engines.iter().any(|engine| matches!(engine.takes(), Takes::Patches { .. }));
     if takes_any_size && extent == Extent::Sampled {
@@ -80,7 +79,7 @@ pub(super) fn which(engines: &[VisionEngine], extent: Extent) -> usize {
 }
 
 /// How many of the tokens that `engine` makes of a picture the decoder is shown.
-pub(super) fn shown(engine: &VisionEngine, extent: Extent) -> usize {
+pub(crate) fn shown(engine: &VisionEngine, extent: Extent) -> usize {
     let made = engine.tokens_per_tile();
     match (extent, engine.takes()) {
         (Extent::Sampled, Takes::Tile { .. }) => made.min(IMAGE_TOKENS_SAMPLED),
@@ -90,38 +89,38 @@ pub(super) fn shown(engine: &VisionEngine, extent: Extent) -> usize {
 
 impl Probe {
     /// Of the model of `checkpoint`, whose tokenizer is in `dir` and whose pictures `engine` takes.
-    pub(super) fn new(
+    pub(crate) fn new(
         checkpoint: &Checkpoint,
         dir: &Path,
         engine: &VisionEngine,
         extent: Extent,
-    ) -> Result<Self, Failed> {
+    ) -> Result<Self, DeployError> {
         let made = engine.tokens_per_tile();
         let shown = shown(engine, extent);
         let (tokens, token) = tokens(checkpoint, dir, shown)?;
         let Some(grid) = engine.grid() else {
-            return Err(Failed::invalid("the vision engine does not say for which size it is"));
+            return Err(DeployError::engine("the vision engine does not say for which size it is"));
         };
-        let vision = checkpoint.vision().map_err(Failed::model)?;
+        let vision = checkpoint.vision().map_err(DeployError::model)?;
         let Some(TowerInput::Patches { .. }) = vision.input() else {
-            let Tile { channels, side, .. } = checkpoint.tile().map_err(Failed::model)?;
+            let Tile { channels, side, .. } = checkpoint.tile().map_err(DeployError::model)?;
             let pixels = tile(channels, side);
             let picture = Some(ProbeImage { made, shown, pixels, token, grid });
             return Ok(Self { tokens, picture, position_ids: None });
         };
         let patching = vision.patching();
-        let lattice = patching.lattice(grid).map_err(Failed::invalid)?;
+        let lattice = patching.lattice(grid).map_err(DeployError::engine)?;
         let position_ids = rope_index(&tokens, token, &[MediaGrid::still(lattice)]);
-        let position_ids = Some(position_ids.map_err(Failed::invalid)?.tokens);
+        let position_ids = Some(position_ids.map_err(DeployError::engine)?.tokens);
         let pixels = patches(patching, &lattice);
         let picture = Some(ProbeImage { made, shown, pixels, token, grid });
         Ok(Self { tokens, picture, position_ids })
     }
 
     /// Of words alone by the tokenizer in `dir`, for an engine that holds `room` tokens with the answer.
-    pub(super) fn of_text(dir: &Path, room: usize) -> Result<Self, Failed> {
-        let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
-        let mut tokens = tokenizer.encode_whole(WORDS).map_err(Failed::model)?;
+    pub(crate) fn of_text(dir: &Path, room: usize) -> Result<Self, DeployError> {
+        let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(DeployError::model)?;
+        let mut tokens = tokenizer.encode_whole(WORDS).map_err(DeployError::model)?;
         tokens.truncate(room.saturating_sub(ANSWER_TOKENS).max(1));
         if tokens.is_empty() {
             // A vocabulary that has none of these words has a first one.
@@ -134,11 +133,11 @@ impl Probe {
     ///
     /// # Errors
     /// How many tokens it has, in the words of who asks too much.
-    pub(super) fn check_room(&self, room: usize) -> Result<(), Failed> {
+    pub(crate) fn check_room(&self, room: usize) -> Result<(), DeployError> {
         let tokens = self.tokens.len();
         // Nothing follows the last token, so it is never read.
         match tokens + ANSWER_TOKENS - 1 > room {
-            true => Err(Failed::invalid(format!(
+            true => Err(DeployError::engine(format!(
                 "the prompt is too long: it has {tokens} tokens, but the engine holds {room} with the answer; raise max-seq-len of the engine"
             ))),
             false => Ok(()),
@@ -146,20 +145,20 @@ impl Probe {
     }
 
     /// What the vision engine is given: nothing where the model reads text alone.
-    pub(super) fn pixels(&self) -> &[f32] {
+    pub(crate) fn pixels(&self) -> &[f32] {
         self.picture.as_ref().map_or(&[], |picture| &picture.pixels)
     }
 
     /// What the reference sees.
-    pub(super) fn seen(
+    pub(crate) fn seen(
         &self,
         checkpoint: &Checkpoint,
         progress: &mut dyn FnMut(&str),
-    ) -> Result<reference::ImageFeatures, Failed> {
+    ) -> Result<reference::ImageFeatures, DeployError> {
         let Some(ProbeImage { pixels, grid, .. }) = &self.picture else {
             return Ok(reference::ImageFeatures::default());
         };
-        reference::see(checkpoint, pixels, *grid, progress).map_err(Failed::model)
+        reference::see(checkpoint, pixels, *grid, progress).map_err(DeployError::model)
     }
 
     /// Of the embeddings of all tokens those that the decoder is shown, equally far apart.
@@ -185,13 +184,13 @@ impl Probe {
 
     /// The engine's answer to the prompt about what was `seen`, greedy behind the tokens of `given`, and the
     /// logits before each token: `[16, vocab]`.
-    pub(super) fn answer(
+    pub(crate) fn answer(
         &self,
         llm: &mut dyn Decoder,
         seen: &HostFeatures,
         given: &[u32],
         progress: &mut dyn FnMut(&str),
-    ) -> Result<(Vec<u32>, Vec<f32>), Failed> {
+    ) -> Result<(Vec<u32>, Vec<f32>), DeployError> {
         let features = self.features(seen);
         let span = features
             .as_ref()
@@ -219,13 +218,13 @@ impl Probe {
     }
 
     /// The reference's logits before each token of `answer`: `[16, vocab]`.
-    pub(super) fn logits(
+    pub(crate) fn logits(
         &self,
         checkpoint: &Checkpoint,
         answer: &[u32],
         seen: &reference::ImageFeatures,
         progress: &mut dyn FnMut(&str),
-    ) -> Result<Vec<f32>, Failed> {
+    ) -> Result<Vec<f32>, DeployError> {
         let last = self.tokens.len() - 1;
         let tokens = [&self.tokens, answer].concat();
         let position_ids =
@@ -239,14 +238,15 @@ impl Probe {
         };
         // The last answered token is scored by nothing.
         let positions = last..last + ANSWER_TOKENS;
-        reference::logits_after(checkpoint, &prompt, positions, progress).map_err(Failed::model)
+        reference::logits_after(checkpoint, &prompt, positions, progress)
+            .map_err(DeployError::model)
     }
 }
 
 /// The logits behind the last token of a run.
-fn last_logits(llm: &mut dyn Decoder, run: SlotInput<'_>) -> Result<Vec<f32>, Failed> {
-    let answers = llm.step(&[run.showing(LogitRows::Last)]).map_err(Failed::invalid)?;
-    let missing = || Failed::invalid("the llm engine gave no answer");
+fn last_logits(llm: &mut dyn Decoder, run: SlotInput<'_>) -> Result<Vec<f32>, DeployError> {
+    let answers = llm.step(&[run.showing(LogitRows::Last)]).map_err(DeployError::engine)?;
+    let missing = || DeployError::engine("the llm engine gave no answer");
     Ok(answers.into_iter().next().ok_or_else(missing)?.logits)
 }
 
@@ -283,16 +283,22 @@ fn patches(patching: Patching, lattice: &Lattice) -> Vec<f32> {
 }
 
 /// A prompt as the family's chat format writes it, with so many image tokens, and which token these are.
-fn tokens(checkpoint: &Checkpoint, dir: &Path, count: usize) -> Result<(Vec<u32>, u32), Failed> {
-    let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(Failed::model)?;
+fn tokens(
+    checkpoint: &Checkpoint,
+    dir: &Path,
+    count: usize,
+) -> Result<(Vec<u32>, u32), DeployError> {
+    let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(DeployError::model)?;
     let family = family(checkpoint)?;
     let words = ImageTokens::of(family).ok_or_else(|| {
         let (dir, family) = (dir.display(), family.name());
-        Failed::model(format!("{dir} is of {family}, which reads text alone; leave out \"vision\""))
+        DeployError::model(format!(
+            "{dir} is of {family}, which reads text alone; leave out \"vision\""
+        ))
     })?;
     let image_token = tokenizer.token(&words.image).ok_or_else(|| {
         let (dir, word) = (dir.display(), &words.image);
-        Failed::model(format!("{dir}: tokenizer.json has no token {word}"))
+        DeployError::model(format!("{dir}: tokenizer.json has no token {word}"))
     })?;
     let label = family.images().map_or("", |images| images.label());
     let picture = format!("{label}{}", words.image.repeat(count));
@@ -300,11 +306,11 @@ fn tokens(checkpoint: &Checkpoint, dir: &Path, count: usize) -> Result<(Vec<u32>
         "<|im_start|>user\n{}{picture}{}\nDescribe this image.<|im_end|>\n<|im_start|>assistant\n",
         words.start, words.end
     );
-    Ok((tokenizer.encode(&text).map_err(Failed::model)?, image_token))
+    Ok((tokenizer.encode(&text).map_err(DeployError::model)?, image_token))
 }
 
 /// The first of the largest, the token `but` left out, which would stand for a picture; NaN never wins.
-pub(super) fn argmax(logits: &[f32], but: Option<u32>) -> u32 {
+pub(crate) fn argmax(logits: &[f32], but: Option<u32>) -> u32 {
     let others = logits.iter().enumerate().filter(|(at, _)| but != Some(*at as u32));
     let better = |best: (usize, f32), (at, logit): (usize, &f32)| {
         if *logit > best.1 { (at, *logit) } else { best }

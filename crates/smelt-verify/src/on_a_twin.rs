@@ -14,11 +14,21 @@ use smelt_cuda::kernels::source::KernelSet;
 use smelt_cuda::kernels::twin;
 use smelt_cuda::recording::{RecordingDriver, card};
 use smelt_cuda::{CudaTarget, Driver, Sm};
+use smelt_deploy::DeployError;
+use smelt_deploy::text_files::TextFiles;
 use smelt_engine_build::llm;
+use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::{self, Options, Scheme};
 use tempfile::TempDir;
 
-use super::*;
+use crate::bounds::Finding;
+use crate::compute::compute;
+use crate::course::Course;
+use crate::decoder::VerifiedDecoder;
+use crate::parties::Parties;
+use crate::probe::Extent;
+use crate::record::Record;
+use crate::weights::Weights;
 
 const LIMITS: Limits = Limits { max_seq_len: 128, max_slots: 1 };
 
@@ -65,19 +75,19 @@ impl Made {
     fn parties(&self, weights_only: bool) -> Parties {
         let against = self.checkpoint("checkpoint");
         let dim = against.decoder().unwrap().head_dim;
-        let open = |_: CudaTarget| -> Result<Arc<dyn Driver>, Failed> {
+        let open = |_: CudaTarget| -> Result<Arc<dyn Driver>, DeployError> {
             let driver = Arc::new(RecordingDriver::new(card(Sm(90), 1 << 30, false)));
             let head = HeadShape { dim, kind: KvType::F16 };
             twin::teach(&driver, &KernelSet { forms: WeightForm::ALL.to_vec(), head });
             Ok(driver as Arc<dyn Driver>)
         };
-        let llm = Verified::open(&self.path("engine"), weights_only, &open).unwrap();
+        let llm = VerifiedDecoder::open(&self.path("engine"), weights_only, &open).unwrap();
         llm.verify_digest(&mut |_| {}).unwrap();
         Parties {
             vision: Vec::new(),
             sees_in_halves: false,
             llm,
-            words: Beside::of(&against, self.dir.path()).unwrap(),
+            texts: TextFiles::of(&against, self.dir.path(), &|_| {}).unwrap(),
             against,
             weights: Some(self.checkpoint("packed")),
             extent: Extent::Sampled,
@@ -87,7 +97,7 @@ impl Made {
     /// What the comparison of weights says, without any card.
     fn of_weights(&self) -> Option<String> {
         let parties = self.parties(true);
-        match compare_weights(&parties, &mut Phases::new(Vec::new())) {
+        match parties.compare_weights(&mut Course::new(Vec::new(), &|_| {})) {
             Ok(weights) => weights.iter().find_map(Weights::complaint),
             Err(failed) => Some(failed.to_string()),
         }
@@ -95,8 +105,9 @@ impl Made {
 
     /// What is said of what the engine computes.
     fn of_computing(&self) -> Vec<String> {
-        let mut record = Record::default();
-        compute(&mut self.parties(false), &mut record, &mut Phases::new(Vec::new())).unwrap();
+        let mut record = Record::new(None);
+        let course = &mut Course::new(Vec::new(), &|_| {});
+        compute(&mut self.parties(false), &mut record, course).unwrap();
         assert_eq!(record.findings.len(), 2, "its own weights, and the checkpoint");
         record.findings.iter().filter_map(Finding::complaint).collect()
     }

@@ -10,23 +10,22 @@ use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use smelt_runtime::deployment::{Spec, Verified};
-use smelt_runtime::engine_dirs::EngineDirs;
 
-use crate::exit::Failed;
-use crate::load;
+use crate::deployment::{DeploymentError, Spec, Verified};
+use crate::deployment_error::read_text_within;
+use crate::engine_dirs::EngineDirs;
 
 /// What a verification leaves.
-pub(crate) const FILE: &str = "verify.json";
+pub const FILE: &str = "verify.json";
 /// It names tensors that have another form, of which a model has some thousand at most.
-pub(crate) const BYTES_MAX: u64 = 16 << 20;
+const BYTES_MAX: u64 = 16 << 20;
 /// Outputs that are looked through: a store of more is slow in other ways, too.
 const OUTPUTS_MAX: usize = 1 << 16;
 
 /// Which half of a verification was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Part {
+pub enum Part {
     /// Every weight was compared, and nothing computed.
     Weights,
     /// What is computed was held against the reference, after the weights were compared.
@@ -35,43 +34,52 @@ pub(crate) enum Part {
 
 /// Engines by the names of their sealed outputs, which are the digests of their files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NamedEngines {
-    pub(crate) vision: Option<String>,
-    pub(crate) llm: String,
+pub struct NamedEngines {
+    /// The tower, of a model that sees.
+    pub vision: Option<String>,
+    /// The decoder.
+    pub llm: String,
 }
 
 /// Half of a verification, as its output says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Half {
-    pub(crate) part: Part,
-    pub(crate) engines: NamedEngines,
+pub struct Half {
+    /// Which.
+    pub part: Part,
+    /// Of which engines.
+    pub engines: NamedEngines,
 }
 
 impl Half {
     /// What the output in `dir` says; nothing of a whole verification, or of what is none.
-    pub(crate) fn read(dir: &Path) -> Option<Self> {
-        let text = load::read_within(&dir.join(FILE), "the verification", BYTES_MAX).ok()?;
-        serde_json::from_str(&text).ok()
+    #[must_use]
+    pub fn read(dir: &Path) -> Option<Self> {
+        serde_json::from_str(&read(dir).ok()?).ok()
     }
 }
 
-/// The name of a sealed output.
+/// The text of the verification in `dir`.
 ///
 /// # Errors
-/// Where a path leads to none.
-pub(crate) fn name(sealed: &Path) -> Result<String, Failed> {
-    let name = sealed.file_name().and_then(|name| name.to_str());
-    name.map(str::to_owned)
-        .ok_or_else(|| Failed::usage(format!("{} is not a sealed output", sealed.display())))
+/// When it cannot be read.
+pub fn read(dir: &Path) -> Result<String, DeploymentError> {
+    read_text_within(&dir.join(FILE), BYTES_MAX)
+}
+
+/// The name of a sealed output; nothing of a path that leads to none.
+#[must_use]
+pub fn name(sealed: &Path) -> Option<&str> {
+    sealed.file_name()?.to_str()
 }
 
 /// The engines of which the other half has been proven, too.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Proven(BTreeSet<String>);
+pub struct Proven(BTreeSet<String>);
 
 impl Proven {
     /// By the sealed outputs in `out`.  What cannot be read proves nothing.
-    pub(crate) fn read(out: &Path) -> Self {
+    #[must_use]
+    pub fn read(out: &Path) -> Self {
         let entries = fs::read_dir(out).into_iter().flatten().flatten().take(OUTPUTS_MAX);
         let halves = entries.map(|entry| entry.path()).filter(|dir| dir.join(FILE).exists());
         Self::of(halves.filter_map(|dir| Half::read(&dir)))
@@ -88,7 +96,8 @@ impl Proven {
 
     /// Whether a deployment waits for no proof: more was never to follow, or it is there for every engine that it
     /// names.
-    pub(crate) fn covers(&self, spec: &Spec) -> bool {
+    #[must_use]
+    pub fn covers(&self, spec: &Spec) -> bool {
         let names = |dirs: &EngineDirs| dirs.all().iter().all(|name| self.has(name));
         match spec.verified {
             None => true,
@@ -104,7 +113,7 @@ impl Proven {
 
 #[cfg(test)]
 mod tests {
-    use smelt_runtime::deployment::{FORMAT, ModelFamily, Serving};
+    use crate::deployment::{FORMAT, ModelFamily, Serving};
 
     use super::*;
 

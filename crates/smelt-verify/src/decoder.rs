@@ -9,18 +9,17 @@ use std::sync::Arc;
 use smelt_backend::{Decoder, Heading, Limits};
 use smelt_cuda::decoder::{CudaDecoder, PackedWeights};
 use smelt_cuda::{CardFacts, CudaTarget, Driver, NoCard};
+use smelt_deploy::{Blame, DeployError};
 use smelt_engine::llm::{Arithmetic, KvOptions, KvType, LlmEngine};
 use smelt_engine_build::llm::{compare_for_card, unlike, unlike_for_card};
 use smelt_model::checkpoint::Checkpoint;
 
-use super::bounds::{self, Bound, Kept};
-use super::weights::{self, Weights};
-use crate::cards;
-use crate::exit::{Exit, Failed};
+use crate::bounds::{self, Bound, Kept};
+use crate::weights::{self, Weights};
 
 /// The decoder that is verified.
 #[derive(Debug)]
-pub(super) enum Verified {
+pub(crate) enum VerifiedDecoder {
     /// It runs here.
     Processors(Box<LlmEngine>),
     /// Its weights, and the card that runs it, if one was opened.
@@ -28,33 +27,33 @@ pub(super) enum Verified {
 }
 
 /// Opens the card that is here.
-type OpenCard<'a> = &'a dyn Fn(CudaTarget) -> Result<Arc<dyn Driver>, Failed>;
+pub type OpenCard<'a> = &'a dyn Fn(CudaTarget) -> Result<Arc<dyn Driver>, DeployError>;
 
-impl Verified {
+impl VerifiedDecoder {
     /// The engine in `dir`; of one for GPUs its card is opened with `open_card` unless weights alone are compared.
-    pub(super) fn open(
+    pub(crate) fn open(
         dir: &Path,
         weights_only: bool,
         open_card: OpenCard<'_>,
-    ) -> Result<Self, Failed> {
-        let heading = Heading::read(dir).map_err(Failed::invalid)?;
+    ) -> Result<Self, DeployError> {
+        let heading = Heading::read(dir).map_err(DeployError::engine)?;
         let Some(target) = CudaTarget::parse(&heading.target) else {
             let exact = KvOptions { kind: Some(KvType::F32), ..KvOptions::default() };
-            let llm = LlmEngine::open_with(dir, exact).map_err(Failed::invalid)?;
+            let llm = LlmEngine::open_with(dir, exact).map_err(DeployError::engine)?;
             return Ok(Self::Processors(Box::new(llm)));
         };
-        let weights = Box::new(PackedWeights::open(dir).map_err(Failed::invalid)?);
+        let weights = Box::new(PackedWeights::open(dir).map_err(DeployError::engine)?);
         if weights_only {
             return Ok(Self::Card(weights, None));
         }
         let driver = open_card(target)?;
         let kv = KvOptions { kind: Some(KvType::F16), ..KvOptions::default() };
-        let decoder = CudaDecoder::open(dir, &driver, kv).map_err(Failed::invalid)?;
+        let decoder = CudaDecoder::open(dir, &driver, kv).map_err(DeployError::engine)?;
         Ok(Self::Card(weights, Some(Box::new(decoder))))
     }
 
     /// How long and how many sequences may be.
-    pub(super) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> Limits {
         match self {
             Self::Processors(llm) => llm.limits(),
             Self::Card(weights, _) => weights.sizes().limits,
@@ -62,7 +61,7 @@ impl Verified {
     }
 
     /// Bounds of its scheme.
-    pub(super) fn quantised(&self) -> Bound {
+    pub(crate) fn quantised(&self) -> Bound {
         match self {
             Self::Processors(llm) => bounds::quantised(llm.scheme()),
             Self::Card(weights, _) => bounds::quantised(&weights.sizes().scheme),
@@ -70,7 +69,7 @@ impl Verified {
     }
 
     /// Whether any weight is kept as levels.
-    pub(super) fn is_packed(&self) -> bool {
+    pub(crate) fn is_packed(&self) -> bool {
         match self {
             Self::Processors(llm) => llm.is_packed(),
             Self::Card(weights, _) => {
@@ -80,19 +79,19 @@ impl Verified {
     }
 
     /// Whether it computes in integers too.
-    pub(super) fn has_integers(&self) -> bool {
+    pub(crate) fn has_integers(&self) -> bool {
         matches!(self, Self::Processors(llm) if llm.is_packed())
     }
 
     /// Lets one that knows both compute in floats or in integers.
-    pub(super) fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
+    pub(crate) fn set_arithmetic(&mut self, arithmetic: Arithmetic) {
         if let Self::Processors(llm) = self {
             llm.set_arithmetic(arithmetic);
         }
     }
 
     /// How far its logits may be from those of the very weights that it has.
-    pub(super) fn same_weights(&self) -> Bound {
+    pub(crate) fn same_weights(&self) -> Bound {
         match self {
             Self::Processors(_) => bounds::SAME_WEIGHTS,
             Self::Card(..) => bounds::HALVES,
@@ -100,7 +99,7 @@ impl Verified {
     }
 
     /// The same where its weights are the checkpoint's, behind a tower that was kept so.
-    pub(super) fn plain(&self, tower: Option<Kept>) -> Bound {
+    pub(crate) fn plain(&self, tower: Option<Kept>) -> Bound {
         match self {
             Self::Processors(_) => bounds::plain(tower),
             Self::Card(..) => bounds::plain_in_halves(tower),
@@ -108,7 +107,7 @@ impl Verified {
     }
 
     /// The same where it has the integers of the checkpoint.
-    pub(super) fn same_integers(&self) -> Bound {
+    pub(crate) fn same_integers(&self) -> Bound {
         match self {
             Self::Processors(_) => bounds::ROUNDED_DECODER,
             Self::Card(..) => bounds::HALVES,
@@ -116,40 +115,41 @@ impl Verified {
     }
 
     /// What it has of other sizes or tensors than one of `checkpoint`.
-    pub(super) fn unlike(&self, checkpoint: &Checkpoint) -> Result<Option<String>, Failed> {
+    pub(crate) fn unlike(&self, checkpoint: &Checkpoint) -> Result<Option<String>, DeployError> {
         let found = match self {
             Self::Processors(llm) => unlike(llm, checkpoint),
             Self::Card(weights, _) => unlike_for_card(weights, checkpoint),
         };
-        found.map_err(Failed::model)
+        found.map_err(DeployError::model)
     }
 
     /// Compares every weight with the checkpoint it was built from.
-    pub(super) fn compare(
+    pub(crate) fn compare(
         &self,
         checkpoint: &Checkpoint,
         told: &dyn Fn(&str),
-    ) -> Result<Weights, Failed> {
+    ) -> Result<Weights, DeployError> {
         match self {
             Self::Processors(llm) => weights::llm(llm, checkpoint, told),
             Self::Card(packed, _) => {
-                let found = compare_for_card(packed, checkpoint, told).map_err(Failed::invalid)?;
+                let found =
+                    compare_for_card(packed, checkpoint, told).map_err(DeployError::engine)?;
                 Ok(weights::of_card(packed, found))
             }
         }
     }
 
     /// Compares the weights with the hash in `engine.json`.
-    pub(super) fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), Failed> {
+    pub(crate) fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), DeployError> {
         let found = match self {
             Self::Processors(llm) => llm.verify_digest(told),
             Self::Card(weights, _) => weights.verify_digest(told),
         };
-        found.map_err(Failed::invalid)
+        found.map_err(DeployError::engine)
     }
 
     /// What answers.
-    pub(super) fn decoder(&mut self) -> Result<&mut dyn Decoder, Failed> {
+    pub(crate) fn decoder(&mut self) -> Result<&mut dyn Decoder, DeployError> {
         match self {
             Self::Processors(llm) => Ok(&mut **llm),
             Self::Card(_, Some(decoder)) => Ok(&mut **decoder),
@@ -158,7 +158,7 @@ impl Verified {
     }
 
     /// The same, to be deployed.
-    pub(super) fn into_decoder(self) -> Result<Box<dyn Decoder>, Failed> {
+    pub(crate) fn into_decoder(self) -> Result<Box<dyn Decoder>, DeployError> {
         match self {
             Self::Processors(llm) => Ok(llm),
             Self::Card(_, Some(decoder)) => Ok(decoder),
@@ -167,18 +167,24 @@ impl Verified {
     }
 }
 
-fn not_opened() -> Failed {
-    Failed::new(Exit::DoesNotFit, "no card was opened for the llm engine")
+fn not_opened() -> DeployError {
+    DeployError::new(Blame::Device, "no card was opened for the llm engine")
 }
 
-/// The driver of this machine's card, if that runs engines for `target`.
-pub(super) fn open_card(target: CudaTarget) -> Result<Arc<dyn Driver>, Failed> {
-    let card = agreeing(target, cards::card())?;
+/// The driver of a machine's card, if that runs engines for `target`.
+///
+/// # Errors
+/// One line with what to do, where there is none.
+pub fn open_card(
+    target: CudaTarget,
+    card: Result<CardFacts, NoCard>,
+) -> Result<Arc<dyn Driver>, DeployError> {
+    let card = agreeing(target, card)?;
     smelt_cuda::open(card.ordinal).map_err(|why| no_card(target, &why.to_string()))
 }
 
 /// The card, if it runs engines for `target`.
-fn agreeing(target: CudaTarget, card: Result<CardFacts, NoCard>) -> Result<CardFacts, Failed> {
+fn agreeing(target: CudaTarget, card: Result<CardFacts, NoCard>) -> Result<CardFacts, DeployError> {
     let card = card.map_err(|why| no_card(target, &why.to_string()))?;
     match card.sm == target.sm() {
         true => Ok(card),
@@ -186,10 +192,10 @@ fn agreeing(target: CudaTarget, card: Result<CardFacts, NoCard>) -> Result<CardF
     }
 }
 
-fn no_card(target: CudaTarget, why: &str) -> Failed {
+fn no_card(target: CudaTarget, why: &str) -> DeployError {
     let target = target.word();
-    Failed::new(
-        Exit::DoesNotFit,
+    DeployError::new(
+        Blame::Device,
         format!(
             "the llm engine is for {target}, and {why}; verify it where such a card is, or its weights alone: weights-only = true"
         ),
@@ -211,7 +217,7 @@ mod tests {
         for (card, why) in others.into_iter().zip(["is sm_87", "no libcuda.so.1"]) {
             let refused = agreeing(CudaTarget::Sm90, card).unwrap_err();
             let told = refused.to_string();
-            assert_eq!((refused.exit, told.lines().count()), (Exit::DoesNotFit, 1));
+            assert_eq!((refused.blame, told.lines().count()), (Blame::Device, 1));
             assert!(told.contains(why) && told.contains("cuda-sm90"), "{told}");
             assert!(told.ends_with("weights-only = true"), "{told}");
         }

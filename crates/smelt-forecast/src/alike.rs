@@ -1,26 +1,15 @@
-//! Says what a stage is expected to take: what it took the last time, what one like it took, what its
-//! inputs tell, or at least what it may.
-//!
-//! What is forecast is memory that the kernel cannot drop.  An engine that maps gigabytes of weights
-//! needs little of it, and runs on a board with less than its resident memory elsewhere.
+//! What stages took on this machine, and what that says of others like them.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use smelt_exec::{RunReport, StageReport, StageStatus, Task};
-use smelt_fit::building;
-use smelt_plan::admission::{Basis, Forecast};
-use smelt_plan::kind::{MemoryUse, Values};
-use smelt_plan::pipeline::Limits;
-use smelt_plan::plan::{Attempt, Stage};
+use smelt_exec::{RunReport, StageReport, StageStatus, Took};
+use smelt_plan::kind::Values;
+use smelt_plan::plan::Stage;
 use smelt_plan::{Digest, Kind, Plan};
-use smelt_store::Store;
-
-use crate::last_run::{LastRun, Took};
-use crate::notes;
-use crate::towers::Towers;
+use smelt_store::{Store, notes};
 
 /// Of stages of one kind and way so many are remembered.
 const ALIKE_MAX: usize = 16;
@@ -30,8 +19,8 @@ const ALIKE_TIMES_MAX: u64 = 8;
 const FILES_MAX: usize = 4096;
 
 /// What stages of every kind took on this machine.
-#[derive(Default)]
-pub(crate) struct Alike(Vec<Taken>);
+#[derive(Debug, Default)]
+pub struct Alike(Vec<Taken>);
 
 /// What one stage took.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,12 +33,14 @@ struct Taken {
 }
 
 impl Alike {
-    pub(crate) fn read(store: &Store) -> Self {
+    /// What is noted in `store`.
+    #[must_use]
+    pub fn read(store: &Store) -> Self {
         Self(notes::read(store, &note()))
     }
 
     /// Adds what a run has built.  A note that cannot be kept costs a forecast and nothing else.
-    pub(crate) fn keep(store: &Store, plan: &Plan, report: &RunReport) {
+    pub fn keep(store: &Store, plan: &Plan, report: &RunReport) {
         let new = taken(plan, report);
         if new.is_empty() {
             return;
@@ -71,7 +62,7 @@ impl Alike {
     }
 
     /// From the stage nearest in size: as much for a smaller one, in proportion for a larger one.
-    fn of(&self, kind: Kind, how: &str, input_bytes: u64) -> Option<u64> {
+    pub(crate) fn of(&self, kind: Kind, how: &str, input_bytes: u64) -> Option<u64> {
         let alike = self.0.iter().filter(|taken| taken.kind == kind && taken.how == how);
         let nearest = alike.min_by_key(|taken| taken.input_bytes.abs_diff(input_bytes))?;
         let base = nearest.input_bytes.max(1);
@@ -102,79 +93,9 @@ fn taken(plan: &Plan, report: &RunReport) -> Vec<Taken> {
     plan.stages().filter_map(taken).collect()
 }
 
-/// The forecast of an attempt that is about to begin.
-pub(crate) fn of_task(
-    task: &Task<'_>,
-    last: &LastRun,
-    alike: &Alike,
-    towers: &Towers,
-) -> Option<Forecast> {
-    let Attempt { params, limits, changed } = task.attempt;
-    let tower = towers.of(task.stage.name.as_str());
-    let asked = Asked { stage: task.stage, params, limits, is_changed: changed.is_some(), tower };
-    let input_bytes = || Some(task.inputs.iter().map(|input| bytes_below(&input.path)).sum());
-    asked.forecast(last, alike, &input_bytes)
-}
-
-/// The forecast of a stage's first attempt; how much it reads is asked only where that tells something,
-/// and may not be known yet.
-pub(crate) fn of_stage(
-    stage: &Stage,
-    last: &LastRun,
-    alike: &Alike,
-    towers: &Towers,
-    input_bytes: &dyn Fn() -> Option<u64>,
-) -> Option<Forecast> {
-    let Stage { params, limits, .. } = stage;
-    let tower = towers.of(stage.name.as_str());
-    Asked { stage, params, limits, is_changed: false, tower }.forecast(last, alike, input_bytes)
-}
-
-/// An attempt at a stage.
-struct Asked<'a> {
-    stage: &'a Stage,
-    params: &'a Values,
-    limits: &'a Limits,
-    is_changed: bool,
-    /// What executing the vision tower that it builds holds, where that is known.
-    tower: Option<u64>,
-}
-
-impl Asked<'_> {
-    fn forecast(
-        &self,
-        last: &LastRun,
-        alike: &Alike,
-        input_bytes: &dyn Fn() -> Option<u64>,
-    ) -> Option<Forecast> {
-        let Stage { kind, name, recipe_key, .. } = self.stage;
-        let known = |basis, bytes: Option<u64>| {
-            Some(Forecast { bytes: bytes.filter(|&bytes| bytes > 0)?, basis })
-        };
-        let took = last.of(name.as_str()).and_then(|walk| walk.took);
-        // What was learned holds for the stage as it is written.
-        let is_same = |took: &Took| took.recipe == Some(*recipe_key) && !self.is_changed;
-        let learned = known(Basis::Learned, took.filter(is_same).map(|took| took.held_bytes));
-        let before = || known(Basis::Alike, took.map(|took| took.held_bytes));
-        let bytes = || match kind.memory(self.params) {
-            MemoryUse::Streams => Some(building::STREAMING_BYTES),
-            MemoryUse::Learns => Some(building::learning(input_bytes()?)),
-            MemoryUse::Executes => Some(building::executing(self.tower?)),
-            MemoryUse::Unknown => None,
-        };
-        let estimated = || known(Basis::Estimated, bytes());
-        let like = || {
-            let bytes = || alike.of(*kind, &how(*kind, self.params), input_bytes()?);
-            known(Basis::Alike, (*kind != Kind::Command).then(bytes).flatten())
-        };
-        let declared = || known(Basis::Declared, self.limits.memory_bytes_max);
-        learned.or_else(estimated).or_else(like).or_else(before).or_else(declared)
-    }
-}
-
 /// The params that decide how a kind works; deployments that were only written before say nothing of those
 /// that are opened and step once.
-fn how(kind: Kind, params: &Values) -> String {
+pub(crate) fn how(kind: Kind, params: &Values) -> String {
     const DECIDING: [&str; 7] =
         ["backend", "dtype", "part", "precision", "scheme", "method", "probe"];
     let said = |name: &&str| params.get(*name).map(|value| format!("{name}={value}"));
@@ -206,8 +127,6 @@ pub(crate) fn bytes_below(path: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     fn taken(how: &str, input_bytes: u64, held_bytes: u64) -> Taken {
@@ -229,29 +148,6 @@ mod tests {
         check(100_000, None);
         assert_eq!(alike.of(Kind::EngineBuild, "precision=int8", 1000), None);
         assert_eq!(alike.of(Kind::Verify, "precision=f32", 1000), None);
-    }
-
-    #[test]
-    fn what_runs_a_model_does_not_stream() {
-        let check = |kind: Kind, params: Value, streams: bool| {
-            let params: Values = params.as_object().unwrap().clone().into_iter().collect();
-            assert_eq!(kind.memory(&params) == MemoryUse::Streams, streams, "{params:?}");
-        };
-        check(Kind::OnnxExport, serde_json::json!({ "part": "llm" }), true);
-        check(Kind::OnnxExport, serde_json::json!({ "part": "llm", "probe": true }), false);
-        check(Kind::Quantize, serde_json::json!({ "scheme": "int8" }), true);
-        check(Kind::Quantize, serde_json::json!({ "method": "mse" }), true);
-        check(Kind::Quantize, serde_json::json!({ "method": "gptq" }), false);
-        check(Kind::LlmEngineBuild, serde_json::json!({ "max-slots": 4 }), true);
-        check(Kind::Verify, serde_json::json!({}), false);
-    }
-
-    #[test]
-    fn what_is_calibrated_learns_from_a_model() {
-        let params = |method: &str| Values::from([("method".to_owned(), Value::from(method))]);
-        assert_eq!(Kind::Quantize.memory(&params("best")), MemoryUse::Learns);
-        assert_ne!(Kind::Quantize.memory(&params("rtn")), MemoryUse::Learns);
-        assert_eq!(Kind::Calibrate.memory(&Values::new()), MemoryUse::Learns);
     }
 
     #[test]

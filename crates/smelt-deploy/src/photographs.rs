@@ -4,7 +4,7 @@ use smelt_runtime::fit::ANSWER_USUAL;
 use smelt_runtime::image::{ImageOptions, ImageProcessor, Size};
 
 /// What most cameras send: a size that is no smaller than any tower sees.
-pub(crate) const FOUR_THIRDS: Size = Size { height: 3024, width: 4032 };
+pub const FOUR_THIRDS: Size = Size { height: 3024, width: 4032 };
 
 /// What cameras and phones send: their shape and their size.
 const PHOTOGRAPHS: [(&str, Size); 2] =
@@ -15,7 +15,7 @@ const SEVERAL: usize = 6;
 
 /// What photographs cost models that see by this processor in a context of so many tokens, where the model has so many
 /// positions; a warning where the largest does not fit, or none does.
-pub(crate) fn lines(
+pub fn lines(
     image_processor: &ImageProcessor,
     image_options: &ImageOptions,
     [context, positions]: [usize; 2],

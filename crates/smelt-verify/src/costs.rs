@@ -2,14 +2,12 @@
 
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::model::ModelPart;
-use smelt_plan::kind::verify::Verify;
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
 use smelt_runtime::accuracy::question;
 
-use super::Parties;
-use super::probe::{ANSWER_TOKENS, shown, which};
-use crate::phases::Phases;
-use crate::stage::request::Request;
+use crate::parties::Parties;
+use crate::probe::{ANSWER_TOKENS, shown, which};
+use crate::verification::Verification;
 
 /// Multiplications of the f32 reference, and of the engines, that take as long as comparing a number: of some
 /// 280 million numbers a second InternVL3-1B's tower took 2.1 s for a tile and its reference 6.
@@ -43,16 +41,14 @@ struct Sizes {
     prompts: f64,
 }
 
-/// The parts of a verification of `parties`, in the order in which they come.
-pub(super) fn phases(parties: &Parties, request: &Request) -> Phases {
+/// What the parts of a verification of `parties` cost beside each other, in the order in which they come.
+pub(crate) fn costs_of(parties: &Parties, asked: &Verification<'_>) -> Vec<f64> {
     let Parties { vision, against, weights, llm, extent, .. } = parties;
     let engine = vision.get(which(vision, *extent));
     let image_tokens = engine.map_or(0, |engine| engine.tokens_per_tile());
     let shown_tokens = engine.map_or(0, |engine| shown(engine, *extent));
-    let (folder, is_compared) =
-        (request.optional_input("prompts"), request.optional_input("compared").is_some());
-    let weights_only = request.typed::<Verify>().is_ok_and(|params| params.weights_only);
-    let prompts = folder.and_then(|folder| question::read(&folder.join(PROMPTS_FILE), None).ok());
+    let prompts = asked.prompts;
+    let prompts = prompts.and_then(|folder| question::read(&folder.join(PROMPTS_FILE), None).ok());
     let all = costs(&Sizes {
         vision: numbers(against, ModelPart::Vision),
         llm: numbers(against, ModelPart::Llm),
@@ -62,9 +58,10 @@ pub(super) fn phases(parties: &Parties, request: &Request) -> Phases {
         is_packed: llm.has_integers(),
         prompts: prompts.map_or(0, |prompts| prompts.len()) as f64,
     });
-    let is_left_out = |part| if part < COMPARISONS { is_compared } else { weights_only };
+    let is_compared = asked.compared.is_some();
+    let is_left_out = |part| if part < COMPARISONS { is_compared } else { asked.weights_only };
     let cost = |(part, cost)| if is_left_out(part) { 0.0 } else { cost };
-    Phases::new(all.into_iter().enumerate().map(cost).collect())
+    all.into_iter().enumerate().map(cost).collect()
 }
 
 fn numbers(checkpoint: &Checkpoint, part: ModelPart) -> f64 {

@@ -9,14 +9,14 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use smelt_backend::VisionEngine;
 use smelt_cuda::decoder::PackedWeights;
+use smelt_deploy::DeployError;
 use smelt_engine::llm::LlmEngine;
 use smelt_engine_build::llm::OtherNumbers;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
 use smelt_model::model::ModelPart;
 
-use super::bounds::Kept;
-use crate::exit::Failed;
+use crate::bounds::Kept;
 
 /// Numbers of a tensor in memory at a time.
 const BLOCK_NUMBERS: usize = 1 << 18;
@@ -86,7 +86,7 @@ impl Fault {
 
 /// What the comparison of an engine's weights found.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Weights {
+pub(crate) struct Weights {
     what: String,
     tensors: usize,
     /// Tensors of the checkpoint that the engine has under no name, or in another form.
@@ -111,7 +111,7 @@ impl Weights {
     }
 
     /// How the engine has the numbers of the checkpoint.
-    pub(super) fn kept(&self) -> Kept {
+    pub(crate) fn kept(&self) -> Kept {
         match (self.levels, self.rounded || !self.elsewhere.is_empty()) {
             (true, _) => Kept::Quantized,
             (false, true) => Kept::Rounded,
@@ -121,7 +121,7 @@ impl Weights {
     }
 
     /// What was found, in a line.
-    pub(super) fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let Self { what, tensors, elsewhere, rounded, levels, .. } = self;
         let like = if *levels {
             "the checkpoint's in 8 bits"
@@ -138,12 +138,12 @@ impl Weights {
     }
 
     /// Tensors that the engine does not have as the checkpoint does.
-    pub(super) fn elsewhere(&self) -> &[String] {
+    pub(crate) fn elsewhere(&self) -> &[String] {
         &self.elsewhere
     }
 
     /// What a person reads where a weight is wrong.
-    pub(super) fn complaint(&self) -> Option<String> {
+    pub(crate) fn complaint(&self) -> Option<String> {
         let Self { what, faults, .. } = self;
         if faults.is_empty() {
             return None;
@@ -163,7 +163,7 @@ impl Weights {
         shape: &[usize],
         rounding: Rounding,
         mut find: impl FnMut(Range<usize>, &mut [f32]),
-    ) -> Result<(), Failed> {
+    ) -> Result<(), DeployError> {
         // The checkpoint reads rows of the first dimension; a vector's are single numbers.
         let rows = shape.first().copied().unwrap_or(1);
         let width = shape.iter().skip(1).product::<usize>().max(1);
@@ -173,7 +173,7 @@ impl Weights {
         for first in (0..rows).step_by(some.max(1)) {
             let block = first..rows.min(first + some);
             let read = checkpoint.read_rows_f32(name, block.clone(), &mut expected);
-            read.map_err(Failed::model)?;
+            read.map_err(DeployError::model)?;
             found.resize(expected.len(), 0.0);
             find(block, &mut found);
             let pairs = expected.chunks(width).zip(found.chunks(width));
@@ -212,16 +212,16 @@ fn counted(
 }
 
 /// Compares the decoder with the checkpoint it was built from.
-pub(super) fn llm(
+pub(crate) fn llm(
     engine: &LlmEngine,
     checkpoint: &Checkpoint,
     told: &dyn Fn(&str),
-) -> Result<Weights, Failed> {
+) -> Result<Weights, DeployError> {
     let mut parts = vec![ModelPart::Llm];
     parts.extend(checkpoint.has_lm_head().then_some(ModelPart::Head));
     let mut weights = Weights::new("the llm engine");
     for (name, shape) in counted(checkpoint.model().tensors(&parts), told) {
-        let tensor = engine.tensor(&name, &shape).map_err(Failed::invalid)?;
+        let tensor = engine.tensor(&name, &shape).map_err(DeployError::engine)?;
         weights.take(checkpoint, &name, &shape, EXACT, |rows, out| match shape[..] {
             [_, width] => {
                 let lines = out.chunks_exact_mut(width.max(1));
@@ -234,7 +234,7 @@ pub(super) fn llm(
 }
 
 /// What a comparison of an engine for GPUs with its checkpoint found: how many tensors, and which are others.
-pub(super) fn of_card(
+pub(crate) fn of_card(
     engine: &PackedWeights,
     (tensors, others): (usize, Vec<OtherNumbers>),
 ) -> Weights {
@@ -250,11 +250,11 @@ pub(super) fn of_card(
 
 /// Compares the constants of the vision graph with the checkpoint, as far as they keep their names;
 /// what a change of the graph has made of the others shows in what it computes.
-pub(super) fn vision(
+pub(crate) fn vision(
     engine: &VisionEngine,
     checkpoint: &Checkpoint,
     told: &dyn Fn(&str),
-) -> Result<Weights, Failed> {
+) -> Result<Weights, DeployError> {
     let mut weights = Weights::new("the vision engine");
     for (name, shape) in counted(checkpoint.model().tensors(&[ModelPart::Vision]), told) {
         let count = shape.iter().product::<usize>();
@@ -263,7 +263,7 @@ pub(super) fn vision(
             weights.elsewhere.push(name);
             continue;
         };
-        let dtype = checkpoint.dtype(&name).map_err(Failed::model)?;
+        let dtype = checkpoint.dtype(&name).map_err(DeployError::model)?;
         let held = Dtype::parse(constant.dtype()).unwrap_or(dtype);
         let rounding = Rounding::of(dtype, held);
         weights.rounded |= rounding.relative > 0.0;

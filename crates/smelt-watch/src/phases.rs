@@ -2,37 +2,40 @@
 //!
 //! Costs are guesses; only how evenly the share grows depends on them.
 
-use smelt_watch::headway::Headway;
+use crate::headway::Headway;
 
 /// What a whole stage's share is told in: a hundredth of a percent.
 const WHOLE: f64 = 10_000.0;
 
 /// Parts of some work, each with what it costs beside the others, in any unit.
 #[derive(Debug)]
-pub(crate) struct Phases {
+pub struct Phases {
     costs: Vec<f64>,
     at: usize,
 }
 
 impl Phases {
     /// Of parts that begin with the first.
-    pub(crate) fn new(costs: Vec<f64>) -> Self {
+    #[must_use]
+    pub fn new(costs: Vec<f64>) -> Self {
         Self { costs, at: 0 }
     }
 
     /// Goes on to the next part and says what it is.
-    pub(crate) fn next(&mut self, what: &str) -> String {
+    pub fn next(&mut self, what: &str) -> String {
         self.at += 1;
         self.begin(what)
     }
 
     /// Says what this part is.
-    pub(crate) fn begin(&self, what: &str) -> String {
+    #[must_use]
+    pub fn begin(&self, what: &str) -> String {
         self.line(&format!("[0/1] {what}"))
     }
 
     /// `line`, with the share of the whole in the place of this part's.
-    pub(crate) fn line(&self, line: &str) -> String {
+    #[must_use]
+    pub fn line(&self, line: &str) -> String {
         let Some(Headway { done, what, .. }) = Headway::parse(line) else {
             return line.to_owned();
         };
