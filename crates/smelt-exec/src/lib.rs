@@ -16,6 +16,7 @@ mod count;
 pub mod dead;
 mod form;
 mod kept;
+pub mod lead;
 pub mod lending;
 mod log;
 mod masked;

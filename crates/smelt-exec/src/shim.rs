@@ -139,7 +139,7 @@ fn close_inherited() {
 ///
 /// The supervisor has started it in a group of its own, so that Ctrl-C does not reach it meanwhile; who leads a group
 /// cannot begin a session, so it joins another for a moment.
-fn leave_terminal() -> io::Result<()> {
+pub(crate) fn leave_terminal() -> io::Result<()> {
     join_another_group()?;
     setsid()?;
     Ok(())
@@ -341,7 +341,7 @@ fn attend(leader: Pid, copier: Copier, before: &Usage, mut disks: Disks) -> Shim
 }
 
 /// Kills what outlived the leader; says how many there were.
-fn end_tree() -> usize {
+pub(crate) fn end_tree() -> usize {
     // Whatever the leader started comes to us when its parent ends: without a child of ours there is
     // nobody, and nothing to look for.
     if waitpid(None, Some(WaitPidFlag::WNOHANG)) == Err(Errno::ECHILD) {
@@ -353,7 +353,7 @@ fn end_tree() -> usize {
 }
 
 /// Reaps whatever ends until the leader has.
-fn reap_until(leader: Pid) -> Option<WaitStatus> {
+pub(crate) fn reap_until(leader: Pid) -> Option<WaitStatus> {
     loop {
         match waitpid(None, None) {
             Ok(status) if status.pid() == Some(leader) => return Some(status),
@@ -424,7 +424,7 @@ fn mind(over_at: &mut Option<Instant>) {
 
 /// Asks the tree to end; a second thread loses patience, so that this one can still hear the end
 /// of the pipe.
-fn stop_tree() {
+pub(crate) fn stop_tree() {
     if IS_ENDING.swap(true, Ordering::SeqCst) {
         return;
     }

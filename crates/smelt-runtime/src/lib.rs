@@ -32,6 +32,7 @@ pub mod stop;
 pub mod template;
 pub mod timeline;
 pub mod tokenizer;
+pub mod upstream;
 pub mod vision;
 
 pub use smelt_backend::sampling;

@@ -19,7 +19,7 @@ const MARK: char = '\u{FDD0}';
 const HERE: char = '\u{FDD2}';
 
 /// What InternVL's users write where a picture goes.
-const PICTURE_WORD: &str = "<image>";
+pub const PICTURE_WORD: &str = "<image>";
 
 /// Why a prompt could not be written.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -15,6 +15,7 @@ use smelt_runtime::service::{Histogram, Stats};
 use smelt_watch::{Machine, Sample};
 
 use crate::models::{Health, Models, Moves, Running};
+use crate::upstream;
 
 /// What the services of all models count.
 #[derive(Debug)]
@@ -75,6 +76,20 @@ const EMBED_GAUGES: [Number<embed::Stats>; 1] =
 const EMBED_SPREADS: [Spread<embed::Stats>; 1] =
     [("embed_text", "Of a text", Some(Unit::Seconds), |stats| &stats.text_seconds)];
 
+/// What is counted of servers of other programs.
+const UPSTREAM_COUNTERS: [Number<upstream::Stats>; 4] = [
+    ("upstream_requests", "Requests that were passed on", |stats| stats.requests),
+    ("upstream_refused", "Requests refused since too many were there", |stats| stats.refused),
+    ("upstream_failed", "Requests that the server failed", |stats| stats.failed),
+    ("upstream_restarts", "How often the server was started again", |stats| stats.restarts),
+];
+
+const UPSTREAM_GAUGES: [Number<upstream::Stats>; 3] = [
+    ("upstream_live", "Requests that the server has, or that wait for it", |stats| stats.live),
+    ("upstream_up", "1 while the server is well", |stats| u64::from(stats.is_up)),
+    ("upstream_memory_bytes", "What its processes hold", |stats| stats.memory_bytes),
+];
+
 /// Numbers of the models' coming and going.
 const MOVES: [Number<Moves>; 4] = [
     ("model_loads", "Models that were loaded", |moves| moves.loads),
@@ -101,18 +116,21 @@ impl Collector for OfModels {
         let ready = u64::from(self.0.health() == Health::Ready);
         let help = "1 when there is an answer to be had";
         encoder.encode_descriptor("ready", help, None, MetricType::Gauge)?.encode_gauge(&ready)?;
-        let (mut speaking, mut embedding) = (Vec::new(), Vec::new());
+        let (mut speaking, mut embedding, mut relaying) = (Vec::new(), Vec::new(), Vec::new());
         for model in &models {
             match &model.running {
                 Running::Speaks(service) => speaking.push((&model.name[..], service.stats())),
                 Running::Embeds(service) => embedding.push((&model.name[..], service.stats())),
                 Running::Scores(service) => embedding.push((&model.name[..], service.stats())),
+                Running::Relays(upstream) => relaying.push((&model.name[..], upstream.stats())),
             }
         }
         numbers(&mut encoder, &COUNTERS, MetricType::Counter, &speaking)?;
         numbers(&mut encoder, &GAUGES, MetricType::Gauge, &speaking)?;
         numbers(&mut encoder, &EMBED_COUNTERS, MetricType::Counter, &embedding)?;
         numbers(&mut encoder, &EMBED_GAUGES, MetricType::Gauge, &embedding)?;
+        numbers(&mut encoder, &UPSTREAM_COUNTERS, MetricType::Counter, &relaying)?;
+        numbers(&mut encoder, &UPSTREAM_GAUGES, MetricType::Gauge, &relaying)?;
         let moves = self.0.moves();
         for (name, help, number) in MOVES {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;

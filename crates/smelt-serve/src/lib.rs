@@ -33,6 +33,7 @@ mod routes;
 mod server;
 mod slot_files;
 mod traces;
+mod upstream;
 
 pub use ask::pixels::DECODING_BYTES;
 pub use axum::http::HeaderValue;
@@ -45,3 +46,4 @@ pub use models::{
 };
 pub use server::{Ended, Options, ServeError, TlsError, TlsFiles, bodies_bytes, serve};
 pub use traces::{TraceError, TraceOptions};
+pub use upstream::{Launch, Upstream, UpstreamError};

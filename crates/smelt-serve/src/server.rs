@@ -254,6 +254,9 @@ async fn run<E: Display + Send + 'static>(
     let told = format!("{scheme}://{addr}");
     let (models, orders) =
         Models::new(sources.iter().map(|source| source.known.name.clone()).collect());
+    if sources.iter().any(|source| source.known.is_upstream) {
+        models.expect_upstream();
+    }
     let models = Arc::new(models);
     let kept_bytes_max = options.bodies_bytes_max / KEPT_PART;
     let bodies = Bodies::new(options.body_bytes_max, options.bodies_bytes_max);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use smelt_plan::Digest;
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
-use smelt_runtime::score;
+use smelt_runtime::{score, upstream};
 use smelt_store::{Inventory, OutputItem, RunId, Store, Wait};
 
 use crate::exit::Failed;
@@ -17,6 +17,8 @@ const SPEC_BYTES_MAX: u64 = 1 << 20;
 const NAMED_MAX: usize = 4;
 /// What nobody can ask does this.
 const UNKNOWN: &str = "-";
+/// What one does that another program's server answers.
+pub(crate) const RELAYS: &str = "relays to another program's server";
 /// Digits of a digest that tell deployments apart.
 const DIGITS_MIN: usize = 4;
 
@@ -154,7 +156,7 @@ pub(crate) fn asked_by(does: &str) -> &'static str {
     match does.split(' ').next() {
         Some("embeds") => "embed",
         Some("scores") => "rerank",
-        Some("classifies") => "serve",
+        Some("classifies" | "relays") => "serve",
         _ => "chat",
     }
 }
@@ -166,6 +168,9 @@ fn kind(spec: &Value) -> &'static str {
     if spec["family"] == score::FAMILY {
         let classifies = spec["labels"].as_array().is_some_and(|labels| !labels.is_empty());
         return if classifies { "classifies texts" } else { "scores pairs of texts" };
+    }
+    if spec["family"] == upstream::FAMILY {
+        return RELAYS;
     }
     match (has("encoder"), has("vision"), has("llm")) {
         (true, _, _) => "embeds texts",

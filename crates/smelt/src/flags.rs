@@ -459,6 +459,14 @@ pub(crate) enum StagePart {
         /// The stage's name, for whoever lists processes
         name: Option<String>,
     },
+    /// Lead another program's server until standard input ends
+    Lead {
+        /// The program
+        program: OsString,
+        /// What it is told
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Read a film by ffmpeg, confined
     Film {
         /// What ffmpeg is told

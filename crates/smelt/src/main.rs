@@ -40,6 +40,7 @@ mod table;
 mod telling;
 mod tools;
 mod unfinished;
+mod upstream;
 mod version;
 mod view;
 

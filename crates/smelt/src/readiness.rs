@@ -108,6 +108,7 @@ fn needs(pipeline: &Pipeline, here: &Facts, spec: &StageSpec, folder: &Path) -> 
             needs.extend(builder(spec));
         }
         Kind::Verify => needs.extend(card(pipeline, spec)),
+        Kind::Deployment => needs.extend(server(spec, folder)),
         _ => {}
     }
     needs.extend(facts(here, spec));
@@ -182,6 +183,13 @@ fn programs<'a>(spec: &'a StageSpec, folder: &'a Path) -> impl Iterator<Item = N
     let all = program.map(|name| ("program", name)).into_iter();
     let all = all.chain(declared.into_iter().map(|name| ("tool", name)));
     all.flat_map(move |(id, name)| of_program(spec, folder, id, name, &arguments(name)))
+}
+
+/// Another program's server that is to answer, if one is.
+fn server(spec: &StageSpec, folder: &Path) -> Vec<Need> {
+    let words = tools::texts(&spec.params, "server");
+    let of = |name: &&str| of_program(spec, folder, "program", name, &words);
+    words.first().map(of).unwrap_or_default()
 }
 
 /// One program, and the flags that its version does not know.

@@ -55,6 +55,7 @@ mod tokens;
 mod tools;
 mod trtexec;
 mod tune;
+mod upstream;
 mod verify;
 mod watch;
 mod workflow;

@@ -55,6 +55,8 @@ pub struct DeploymentInfo {
     pub bytes: u64,
     /// Of these, those of engines that live in a device's own memory.
     pub device_bytes: u64,
+    /// Whether another program's server answers.
+    pub is_upstream: bool,
 }
 
 /// Says how the check stands that goes on behind the deployment in a directory: `passed`, `running`, `failed` or
@@ -474,7 +476,8 @@ mod tests {
     }
 
     fn found(dir: &str, bytes: u64, device_bytes: u64) -> DeploymentInfo {
-        DeploymentInfo { dir: dir.into(), name: "m".to_owned(), bytes, device_bytes }
+        let (dir, name) = (dir.into(), "m".to_owned());
+        DeploymentInfo { dir, name, bytes, device_bytes, is_upstream: false }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use smelt_runtime::embed::EmbedService;
 use smelt_runtime::grammar::{Grammar, GrammarMatcher};
 use smelt_runtime::score::CrossEncoder;
 use smelt_runtime::service::{ReplicaState, Service};
+use smelt_runtime::tokenizer::Tokenizer;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
@@ -119,7 +120,7 @@ impl Model {
     pub(crate) fn speaks(&self) -> Result<&Service, ApiError> {
         match &self.running {
             Running::Speaks(service) => Ok(service),
-            Running::Embeds(_) | Running::Scores(_) => Err(self.unable("")),
+            Running::Embeds(_) | Running::Scores(_) | Running::Relays(_) => Err(self.unable("")),
         }
     }
 
@@ -130,7 +131,7 @@ impl Model {
     pub(crate) fn embeds(&self) -> Result<&EmbedService, ApiError> {
         match &self.running {
             Running::Embeds(service) => Ok(service),
-            Running::Speaks(_) | Running::Scores(_) => Err(self.unable("")),
+            Running::Speaks(_) | Running::Scores(_) | Running::Relays(_) => Err(self.unable("")),
         }
     }
 
@@ -156,7 +157,16 @@ impl Model {
         }
     }
 
-    fn unable(&self, instead: &str) -> ApiError {
+    /// What turns its texts into tokens.
+    ///
+    /// # Errors
+    /// 400 if that is another program's affair.
+    pub(crate) fn tokenizer(&self) -> Result<&Tokenizer, ApiError> {
+        self.running.tokenizer().ok_or_else(|| self.unable(""))
+    }
+
+    /// 400: it does something else.
+    pub(crate) fn unable(&self, instead: &str) -> ApiError {
         let (does, at) = self.running.does();
         let why = format!("the model {:?} {does}; ask it at {at}{instead}", self.name);
         let error = ApiError::bad(why).code("model_not_suitable");
@@ -219,6 +229,8 @@ pub(crate) struct Models {
     /// The first model was there.
     has_begun: AtomicBool,
     is_draining: AtomicBool,
+    /// Whether any of them is answered by another program's server.
+    has_upstream: AtomicBool,
 }
 
 /// What `/health` says.
@@ -268,7 +280,8 @@ impl Models {
         }
         let inner = Mutex::new(Inner { entries, ..Inner::default() });
         let (changed, has_begun, is_draining) = (Notify::new(), false.into(), false.into());
-        (Self { inner, orders, changed, has_begun, is_draining }, receiver)
+        let has_upstream = false.into();
+        (Self { inner, orders, changed, has_begun, is_draining, has_upstream }, receiver)
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -285,6 +298,9 @@ impl Models {
     /// The model is there.  Gives the one whose place it takes.
     fn ready(&self, at: usize, found: &DeploymentInfo, running: Running) -> Option<Running> {
         let DeploymentInfo { name, bytes, .. } = found;
+        if matches!(running, Running::Relays(_)) {
+            self.expect_upstream();
+        }
         self.inner().entries[at].name.clone_from(name);
         let before = self.set(at, State::Ready(Model::new(name.clone(), *bytes, running)));
         self.has_begun.store(true, Ordering::Release);
@@ -303,6 +319,16 @@ impl Models {
                 None
             }
         }
+    }
+
+    /// One of them is answered by another program's server, or will be.
+    pub(crate) fn expect_upstream(&self) {
+        self.has_upstream.store(true, Ordering::Release);
+    }
+
+    /// Whether one of them is.
+    pub(crate) fn has_upstream(&self) -> bool {
+        self.has_upstream.load(Ordering::Acquire)
     }
 
     /// Whether the check of a model is still to pass.

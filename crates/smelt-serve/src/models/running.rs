@@ -1,10 +1,11 @@
 //! Holds what answers for a model: a language model, or an encoder of texts or of pairs.
 
 use smelt_runtime::embed::EmbedService;
-use smelt_runtime::handle::Gate;
 use smelt_runtime::score::CrossEncoder;
 use smelt_runtime::service::{ReplicaState, Service};
 use smelt_runtime::tokenizer::Tokenizer;
+
+use crate::upstream::Upstream;
 
 /// The threads of a model that is loaded.
 #[derive(Clone, Debug)]
@@ -15,20 +16,19 @@ pub enum Running {
     Embeds(EmbedService),
     /// It scores pairs of texts, or classifies texts.
     Scores(EmbedService<CrossEncoder>),
+    /// Another program's server answers.
+    Relays(Upstream),
 }
 
 impl Running {
-    fn gate(&self) -> &Gate {
-        match self {
-            Self::Speaks(service) => service.gate(),
-            Self::Embeds(service) => service.gate(),
-            Self::Scores(service) => service.gate(),
-        }
-    }
-
     /// Requests that were taken and have not ended.
     pub(crate) fn live(&self) -> usize {
-        self.gate().live()
+        match self {
+            Self::Speaks(service) => service.live(),
+            Self::Embeds(service) => service.live(),
+            Self::Scores(service) => service.live(),
+            Self::Relays(upstream) => upstream.live(),
+        }
     }
 
     /// Whether this is the only handle.
@@ -37,6 +37,7 @@ impl Running {
             Self::Speaks(service) => service.is_last(),
             Self::Embeds(service) => service.is_last(),
             Self::Scores(service) => service.is_last(),
+            Self::Relays(upstream) => upstream.is_last(),
         }
     }
 
@@ -46,19 +47,25 @@ impl Running {
             Self::Speaks(service) => service.is_alive(),
             Self::Embeds(service) => service.is_alive(),
             Self::Scores(service) => service.is_alive(),
+            Self::Relays(upstream) => upstream.is_alive(),
         }
     }
 
     /// Takes nothing new from now on; what was taken is answered.
     pub(crate) fn drain(&self) {
-        self.gate().close();
+        match self {
+            Self::Speaks(service) => service.drain(),
+            Self::Embeds(service) => service.drain(),
+            Self::Scores(service) => service.drain(),
+            Self::Relays(upstream) => upstream.close(),
+        }
     }
 
     /// Whether it lives in a device's own memory; encoders live in the machine's.
     pub(crate) fn is_on_device(&self) -> bool {
         match self {
             Self::Speaks(service) => service.is_on_device(),
-            Self::Embeds(_) | Self::Scores(_) => false,
+            Self::Embeds(_) | Self::Scores(_) | Self::Relays(_) => false,
         }
     }
 
@@ -66,7 +73,7 @@ impl Running {
     pub(crate) fn replicas(&self) -> Vec<ReplicaState> {
         match self {
             Self::Speaks(service) => service.replicas(),
-            Self::Embeds(_) | Self::Scores(_) => Vec::new(),
+            Self::Embeds(_) | Self::Scores(_) | Self::Relays(_) => Vec::new(),
         }
     }
 
@@ -75,6 +82,8 @@ impl Running {
         match self {
             Self::Speaks(service) => service.may_take_bytes(),
             Self::Embeds(_) | Self::Scores(_) => 0,
+            // What its processes take is theirs.
+            Self::Relays(_) => 0,
         }
     }
 
@@ -85,8 +94,16 @@ impl Running {
                 let plan = service.plan();
                 format!("{} contexts of {} tokens at once", plan.batch_max, plan.context_max)
             }
-            Self::Embeds(_) => format!("texts of {} tokens", self.tokens_max()),
-            Self::Scores(_) => format!("pairs of {} tokens", self.tokens_max()),
+            Self::Embeds(service) => {
+                format!("texts of {} tokens", service.encoder().spec().max_tokens)
+            }
+            Self::Scores(service) => {
+                format!("pairs of {} tokens", service.encoder().spec().max_tokens)
+            }
+            Self::Relays(upstream) => {
+                let spec = upstream.spec();
+                format!("{} requests at once, passed on to {}", spec.slots, spec.server[0])
+            }
         }
     }
 
@@ -99,6 +116,10 @@ impl Running {
                 ("classifies texts", "/predict")
             }
             Self::Scores(_) => ("scores pairs of texts", "/v1/rerank or /v1/score"),
+            Self::Relays(_) => (
+                "is answered by another program's server",
+                "/v1/chat/completions, /v1/completions or /v1/embeddings",
+            ),
         }
     }
 
@@ -108,7 +129,7 @@ impl Running {
             Self::Speaks(service) if service.text().image_processor.is_some() => {
                 &["text", "image", "video"]
             }
-            Self::Speaks(_) | Self::Embeds(_) | Self::Scores(_) => &["text"],
+            Self::Speaks(_) | Self::Embeds(_) | Self::Scores(_) | Self::Relays(_) => &["text"],
         }
     }
 
@@ -116,26 +137,28 @@ impl Running {
     pub(crate) fn scheme(&self) -> Option<&str> {
         match self {
             Self::Speaks(service) => Some(&service.text().scheme),
-            Self::Embeds(_) | Self::Scores(_) => None,
+            Self::Embeds(_) | Self::Scores(_) | Self::Relays(_) => None,
         }
     }
 
-    /// What turns its texts into tokens.
-    pub(crate) fn tokenizer(&self) -> &Tokenizer {
+    /// What turns its texts into tokens, where that is not another program's affair.
+    pub(crate) fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
-            Self::Speaks(service) => &service.text().tokenizer,
-            Self::Embeds(service) => service.encoder().tokenizer(),
-            Self::Scores(service) => service.encoder().tokenizer(),
+            Self::Speaks(service) => Some(&service.text().tokenizer),
+            Self::Embeds(service) => Some(service.encoder().tokenizer()),
+            Self::Scores(service) => Some(service.encoder().tokenizer()),
+            Self::Relays(_) => None,
         }
     }
 
-    /// Most tokens of a prompt and its answer, or of a text.
-    pub(crate) fn tokens_max(&self) -> usize {
+    /// Most tokens of a prompt and its answer, or of a text, where that is known.
+    pub(crate) fn tokens_max(&self) -> Option<usize> {
         match self {
             // What keys and values have room for, which may be less than the model takes.
-            Self::Speaks(service) => service.plan().context_max as usize,
-            Self::Embeds(service) => service.encoder().spec().max_tokens,
-            Self::Scores(service) => service.encoder().spec().max_tokens,
+            Self::Speaks(service) => Some(service.plan().context_max as usize),
+            Self::Embeds(service) => Some(service.encoder().spec().max_tokens),
+            Self::Scores(service) => Some(service.encoder().spec().max_tokens),
+            Self::Relays(_) => None,
         }
     }
 }

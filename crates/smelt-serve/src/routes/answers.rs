@@ -17,6 +17,7 @@ use smelt_runtime::service::Event;
 use tokio::time::Sleep;
 
 use super::call::{Call, Spoken, of_service};
+use super::{Passing, WeighedBody};
 use crate::account::RequestId;
 use crate::answer::accumulator::Accumulator;
 use crate::answer::stream::{Stream, error};
@@ -41,7 +42,15 @@ const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Answers a chat.
 pub(super) async fn chat(call: Call, body: Body) -> Result<Response, ApiError> {
-    let spoken = call.chat(body, |body| Ok((Chat::of(body)?, ()))).await?;
+    let begun = Instant::now();
+    let held = call.held(body).await?;
+    let WeighedBody { bytes, budget } =
+        match call.shared.pass(held, "/v1/chat/completions", &call.facts).await? {
+            Passing::Answered(answer) => return Ok(answer),
+            Passing::Own(held) => held,
+        };
+    let read = move || Ok((Chat::of(bytes.body())?, ()));
+    let spoken = call.spoken(begun, budget, read).await?;
     let Spoken { model, common, dialect, is_thinking, words, response_stream, passed_over, .. } =
         spoken;
     let heading = heading("chatcmpl", &call.id, &model);
@@ -57,6 +66,10 @@ pub(super) async fn completion(call: Call, body: Body) -> Result<Response, ApiEr
     let begun = Instant::now();
     let Call { shared, facts, client, id, headers, .. } = call;
     let held = shared.read(&headers, body).await?;
+    let held = match shared.pass(held, "/v1/completions", &facts).await? {
+        Passing::Answered(answer) => return Ok(answer),
+        Passing::Own(held) => held,
+    };
     let (models, is_shared) = (Arc::clone(&shared.models), shared.is_cache_shared);
     let read = move |_: &Asker| {
         let completion = Completion::read(held.bytes.body())?;

@@ -16,7 +16,6 @@ use super::{Shared, WeighedBody};
 use crate::account::{Facts, RequestId};
 use crate::answer::Words;
 use crate::api::common::Common;
-use crate::api::read;
 use crate::ask::chat::{Brought, Chat, Formed};
 use crate::ask::{self, work::Asker};
 use crate::body::{Budget, Kind};
@@ -86,20 +85,6 @@ impl Call {
         // Before a long body is read for nothing.
         self.shared.models.check()?;
         self.shared.held(&self.headers, body, self.kind).await
-    }
-
-    /// Has a conversation answered, which `read` finds in the body.
-    ///
-    /// # Errors
-    /// As reading, fetching, preparing and the service do.
-    pub(super) async fn chat<X: Send + 'static>(
-        &self,
-        body: Body,
-        read: impl FnOnce(read::Body<'_>) -> Result<(Chat, X), ApiError> + Send + 'static,
-    ) -> Result<Spoken<X>, ApiError> {
-        let begun = Instant::now();
-        let WeighedBody { bytes, budget } = self.held(body).await?;
-        self.spoken(begun, budget, move || read(bytes.body())).await
     }
 
     /// Has a conversation answered that `read` gives; its body holds so much of what bodies may take.

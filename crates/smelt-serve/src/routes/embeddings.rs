@@ -12,8 +12,8 @@ use smelt_runtime::prepare::ImageUsage;
 use smelt_runtime::service::Failure;
 use tokio::sync::oneshot;
 
-use super::Shared;
 use super::answers::telling;
+use super::{Passing, Shared};
 use crate::account::Facts;
 use crate::answer::stream::error;
 use crate::answer::{self, Usage};
@@ -39,6 +39,10 @@ pub(super) async fn embeddings(
     body: Body,
 ) -> Result<Response, ApiError> {
     let held = shared.read(&headers, body).await?;
+    let held = match shared.pass(held, "/v1/embeddings", &facts).await? {
+        Passing::Answered(answer) => return Ok(answer),
+        Passing::Own(held) => held,
+    };
     let (embedded, encoding) = embed(&shared, &facts, held.bytes).await?;
     let Embedded { model, embeddings, passed_over, .. } = embedded;
     // Thousands of rows take longer to write than connections may wait for.

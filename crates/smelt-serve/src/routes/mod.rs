@@ -45,7 +45,7 @@ use crate::images::Remote;
 use crate::keys::Keys;
 use crate::listen::Crowded;
 use crate::metrics::Metrics;
-use crate::models::{Model, Models};
+use crate::models::{Model, Models, Running};
 use crate::protocols::Protocol;
 use crate::protocols::responses::kept::Kept;
 use crate::traces::{TRACE_RESPONSE, Tracer};
@@ -92,6 +92,14 @@ struct WeighedBody {
     budget: Budget,
 }
 
+/// Whether a request was passed on.
+enum Passing {
+    /// Another program's server answers it.
+    Answered(Response),
+    /// It is for a model of our own.
+    Own(WeighedBody),
+}
+
 impl Shared {
     /// Reads a request's body, which has room for what is made of it.
     ///
@@ -131,6 +139,36 @@ impl Shared {
         let (held, name) = named.await?;
         self.models.wake(name.as_deref()).await?;
         Ok(held)
+    }
+
+    /// Has a request passed on to another program's server, at its `path`, if one answers for the model that it names.
+    ///
+    /// # Errors
+    /// As the server does; 404 if there is no such model.
+    async fn pass(
+        &self,
+        held: WeighedBody,
+        path: &str,
+        facts: &Facts,
+    ) -> Result<Passing, ApiError> {
+        if !self.models.has_upstream() {
+            return Ok(Passing::Own(held));
+        }
+        let named = self.preparing.run(move |_| {
+            let named: Named = read::json(held.bytes.body())?;
+            Ok((held, named.model))
+        });
+        let (held, name) = named.await?;
+        let name = self.models.known(name);
+        self.models.wake(name.as_deref()).await?;
+        let model = self.models.ask(name.as_deref())?;
+        let Running::Relays(upstream) = &model.running else { return Ok(Passing::Own(held)) };
+        facts.model(&model.name);
+        let (own, WeighedBody { bytes, budget }) = (upstream.clone(), held);
+        let asked = self.preparing.run(move |_| own.asked(bytes.body())).await?;
+        let answer = upstream.pass(path, asked, facts).await?;
+        drop(budget);
+        Ok(Passing::Answered(answer))
     }
 
     /// The chat, if no more is made of it than there is room for; its body holds so much of what bodies may take.

@@ -243,7 +243,7 @@ pub(super) async fn tokenizer(call: Call, RawQuery(query): RawQuery) -> Result<R
         // Any tokenizer.json is one.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.running.tokens_max(),
-        "vocab_size": model.running.tokenizer().vocab(),
+        "vocab_size": model.tokenizer()?.vocab(),
         "chat_template": template.map(|template| template.text()),
         "bos_token": special("bos_token"),
         "eos_token": special("eos_token"),

@@ -45,7 +45,7 @@ struct Tokenize {
 #[derive(Serialize)]
 struct Tokens {
     count: usize,
-    max_model_len: usize,
+    max_model_len: Option<usize>,
     tokens: Vec<u32>,
 }
 
@@ -77,13 +77,13 @@ pub(super) async fn tokenize(call: Call, body: Body) -> Result<Response, ApiErro
         Some(chat) => prompted(&call, chat, budget).await?,
         None => {
             let model = call.shared.models.ask(asked.model.as_deref())?;
-            let running = model.running.clone();
+            let asked_model = model.clone();
             let longest = asked.prompt.as_ref().map_or(0, String::len);
             call.shared.bodies.encoded(&mut budget, longest).await?;
             let encode = call.shared.preparing.run(move |_| {
                 let text = asked.prompt.as_deref().unwrap_or_default();
                 let is_whole = asked.add_special_tokens.unwrap_or(true);
-                let tokens = encoded(&running, (text, is_whole));
+                let tokens = encoded(&asked_model, (text, is_whole));
                 drop(budget);
                 tokens
             });
@@ -100,7 +100,7 @@ pub(super) async fn apply_template(call: Call, body: Body) -> Result<Response, A
     let chat = call.shared.preparing.run(move |_| Chat::of(bytes.body())).await?;
     let (model, tokens) = prompted(&call, chat, budget).await?;
     let prompt = call.shared.preparing.run(move |_| {
-        let prompt = model.running.tokenizer().decode(&tokens, false);
+        let prompt = model.tokenizer()?.decode(&tokens, false);
         Ok(Prompt { prompt: prompt.map_err(|error| ApiError::field("messages", error))? })
     });
     Ok(axum::Json(prompt.await?).into_response())
@@ -134,12 +134,16 @@ pub(super) async fn prompted(
 }
 
 /// The tokens of a text, with those around it if it `is_whole`.
-fn encoded(model: &Running, (text, is_whole): (&str, bool)) -> Result<Vec<u32>, ApiError> {
-    if let Running::Speaks(service) = model {
+fn encoded(model: &Model, (text, is_whole): (&str, bool)) -> Result<Vec<u32>, ApiError> {
+    if let Running::Speaks(service) = &model.running {
         let tokens = service.text().encode(text, is_whole);
         return tokens.map_err(|error| ask::unprepared("prompt", error));
     }
-    ask::embedding::encoded(model.tokenizer(), model.tokens_max(), (text, is_whole), "prompt")
+    let (Some(tokenizer), Some(max)) = (model.running.tokenizer(), model.running.tokens_max())
+    else {
+        return Err(model.unable(""));
+    };
+    ask::embedding::encoded(tokenizer, max, (text, is_whole), "prompt")
 }
 
 /// The tokens of the prompt that a chat becomes.
@@ -175,10 +179,10 @@ pub(super) async fn detokenize(
             return Err(ApiError::field("tokens", why));
         }
         let model = models.ask(asked.model.as_deref())?;
-        let tokenizer = model.running.tokenizer();
+        let tokenizer = model.tokenizer()?;
         let vocab = match &model.running {
             Running::Speaks(service) => service.text().vocab,
-            Running::Embeds(_) | Running::Scores(_) => tokenizer.vocab(),
+            Running::Embeds(_) | Running::Scores(_) | Running::Relays(_) => tokenizer.vocab(),
         };
         if let Some(token) = asked.tokens.iter().find(|token| **token as usize >= vocab) {
             let why = format!("{token} is not one of the model's {vocab} tokens");

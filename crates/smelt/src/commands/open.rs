@@ -8,6 +8,7 @@ use smelt_runtime::deployment::{self, Deployment, DeploymentError, Serving};
 use smelt_runtime::embed::{self, SentenceEncoder};
 use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::score::{self, CrossEncoder};
+use smelt_runtime::upstream;
 
 use crate::built;
 use crate::cards::{self, Situation, Verdict};
@@ -39,6 +40,8 @@ pub(super) enum Does {
     Embeds,
     /// It scores pairs of texts.
     Scores,
+    /// Another program's server answers.
+    Relays,
 }
 
 /// What the deployment in `dir` says of itself.
@@ -46,6 +49,7 @@ pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
     let does = match &embed::family(dir)?[..] {
         embed::FAMILY => Does::Embeds,
         score::FAMILY => Does::Scores,
+        upstream::FAMILY => Does::Relays,
         _ => Does::Speaks,
     };
     let (model, serving, names) = match does {
@@ -56,6 +60,12 @@ pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
         Does::Scores => {
             let spec = score::read_spec(dir)?;
             (spec.model, Serving::default(), vec![spec.encoder])
+        }
+        Does::Relays => {
+            let spec = upstream::Spec::read(dir)?;
+            let engines = vec![spec.engine_dir(dir)];
+            // What its server may take is not ours.
+            return Ok(Heading { model: spec.model, engines, serving: Serving::default(), does });
         }
         Does::Speaks => {
             let spec = deployment::read_spec(dir)?;
@@ -75,7 +85,7 @@ pub(super) fn expect(dir: &Path, command: &str, target: &Path) -> Result<(), Fai
     // What cannot be read is refused where it is opened.
     let Some(does) = built::does(dir) else { return Ok(()) };
     let (own, target) = (built::asked_by(does), target.display());
-    let at = if own == "serve" { ", at /predict" } else { "" };
+    let at = if own == "serve" && does != built::RELAYS { ", at /predict" } else { "" };
     match own == command {
         true => Ok(()),
         false => {
@@ -91,6 +101,8 @@ pub(super) fn on_device(dir: &Path) -> Result<(), Failed> {
         Does::Embeds => embed::read_spec(dir)?.encoder,
         Does::Scores => score::read_spec(dir)?.encoder,
         Does::Speaks => deployment::read_spec(dir)?.llm,
+        // What it runs on is its own affair.
+        Does::Relays => return Ok(()),
     };
     let target = |dir: &Path| EngineHeading::read(dir).map(|heading| heading.target);
     let chosen = engine.chosen(BACKENDS, dir).and_then(|dir| target(&dir));

@@ -17,9 +17,11 @@ use smelt_runtime::image::ImageOptions;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_runtime::timeline::{Lane, Timeline};
+use smelt_runtime::upstream;
 use smelt_serve::{
     DECODING_BYTES, DeploymentInfo, Ended, Growth, Keys, LoadingStep, Options, Progress, Purpose,
-    Reach, Running, ServeError, Source, TlsFiles, TraceOptions, Unfit, bodies_bytes, serve,
+    Reach, Running, ServeError, Source, TlsFiles, TraceOptions, Unfit, Upstream, bodies_bytes,
+    serve,
 };
 
 use super::consent::Consent;
@@ -35,6 +37,7 @@ use crate::integrity;
 use crate::leases::Leases;
 use crate::loading::{Loading, WARMING_UP};
 use crate::telling::{Doing, Pacing};
+use crate::upstream::launch;
 use crate::{check, claim};
 
 /// Answers at once, where nobody says how many.
@@ -265,13 +268,14 @@ impl Load {
     fn find(&self) -> Result<DeploymentInfo, Failed> {
         let dir = target::directory(&self.target, &self.sets)?;
         self.holds.found(self.at, &dir)?;
-        let Heading { model, engines, .. } = open::heading(&dir)?;
+        let Heading { model, engines, does, .. } = open::heading(&dir)?;
         let (apart, others): (Vec<PathBuf>, Vec<PathBuf>) =
             engines.into_iter().partition(|dir| open::is_apart(dir));
         let device_bytes = integrity::bytes(&apart);
         let bytes = device_bytes + integrity::bytes(&others);
         let name = self.name.clone().unwrap_or(model);
-        Ok(DeploymentInfo { dir, name, bytes, device_bytes })
+        let is_upstream = does == Does::Relays;
+        Ok(DeploymentInfo { dir, name, bytes, device_bytes, is_upstream })
     }
 
     /// Opens, checks and warms up the deployment in `dir`.
@@ -292,6 +296,14 @@ impl Load {
         };
         let loading = &mut Loading::new(open::bytes(dir), &mut say);
         let Heading { does, serving, .. } = open::heading(dir)?;
+        if does == Does::Relays {
+            let spec = upstream::Spec::read(dir).map_err(Failed::from)?;
+            let engine = spec.engine_dir(dir);
+            let launch = launch(spec, engine, self.limits.queue_max);
+            let started = Upstream::start(launch, &mut |line| loading.runs(0.0, line));
+            let started = started.map_err(|error| Failed::new(Exit::StageFailed, error))?;
+            return Ok(Running::Relays(started));
+        }
         if does == Does::Embeds {
             let encoder = open::encoder(dir, loading)?;
             loading.runs(0.0, WARMING_UP);

@@ -15,6 +15,11 @@ pub(crate) fn run(flags: &StageFlags) -> Result<Exit, Failed> {
                 _ => Ok(Exit::StageFailed),
             }
         }
+        StagePart::Lead { program, arguments } => {
+            call_process("smelt-lead");
+            // The program's code, whatever it is, is for whoever started it.
+            std::process::exit(smelt_exec::lead::main(program, arguments).into())
+        }
         StagePart::Film { arguments } => film::run(arguments),
         StagePart::Work { name } => {
             call_process(&format!("smelt:{}", name.as_deref().unwrap_or("stage")));

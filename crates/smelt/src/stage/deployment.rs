@@ -24,14 +24,20 @@ use smelt_runtime::score::{self, CrossEncoder};
 use smelt_runtime::similarity;
 use smelt_runtime::template::TOOLS_FILE;
 use smelt_runtime::tokenizer::TOKENIZER_FILE;
+use smelt_runtime::upstream as server;
 use smelt_runtime::vision;
+use smelt_serve::Upstream;
 
 use super::request::{Request, say};
 use super::{Worker, refusal};
 use crate::device::{BACKENDS, LOOKING};
-use crate::exit::Failed;
-use crate::integrity;
+use crate::exit::{Exit, Failed};
 use crate::loading::Loading;
+use crate::{integrity, upstream};
+
+/// Where most servers say that they are well, and how long they may take until they are.
+const HEALTH_USUAL: &str = "/health";
+const START_S_USUAL: u64 = 300;
 
 /// Files of a checkpoint that a deployment carries, where the checkpoint has them.
 const FILES: [&str; 4] =
@@ -45,6 +51,9 @@ fn run(request: &Request) -> Result<(), Failed> {
 }
 
 fn deploy(request: &Request) -> Result<(), Failed> {
+    if let Some(engine) = request.optional_input("engine") {
+        return relay(request, engine);
+    }
     // What no engine fits is told before anything is made.
     for field in ["vision", "llm", "clip-vision", "clip-text"] {
         chosen(request, field)?;
@@ -161,6 +170,21 @@ fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
+/// What another program's server answers: it is started, must be well in its time, and answers something short.
+fn relay(request: &Request, engine: &Path) -> Result<(), Failed> {
+    let engine_name = format!("../{}", spec::sealed_name(engine)?);
+    let spec = server_spec(request.typed()?, engine_name);
+    spec.write(&request.out).map_err(|why| Failed::new(Exit::BadPipeline, why))?;
+    let launch = upstream::launch(spec, engine.to_owned(), 0);
+    let started = Upstream::start(launch, &mut say).map_err(Failed::invalid)?;
+    let path = started.try_once().map_err(Failed::invalid)?;
+    say(&format!("the server answers at {path}"));
+    match request.optional_input("prompts") {
+        Some(folder) => upstream::all_right(&started, folder, &say),
+        None => Ok(()),
+    }
+}
+
 /// A language model, which sees where it has a vision engine.
 fn chat(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
@@ -212,6 +236,24 @@ fn chat(request: &Request) -> Result<(), Failed> {
 /// Where a deployment will lie whose engine lies here: sealed outputs lie beside each other.
 fn place(engine: &Path) -> PathBuf {
     engine.with_file_name("deployment")
+}
+
+/// What a deployment says that another program's server answers, which reads `engine`.
+pub(super) fn server_spec(params: Params, engine: String) -> server::Spec {
+    let Params { model, server, health, slots, fields, start_seconds, memory, .. } = params;
+    server::Spec {
+        format: deployment::FORMAT,
+        family: server::FAMILY.to_owned(),
+        model,
+        engine,
+        server,
+        health: health.unwrap_or_else(|| HEALTH_USUAL.to_owned()),
+        // Some engines answer nonsense where they are asked two things at once.
+        slots: slots.unwrap_or(1),
+        fields: fields.into_iter().collect(),
+        start_s: start_seconds.unwrap_or(START_S_USUAL),
+        memory_bytes_max: memory,
+    }
 }
 
 /// The CLIP that says how near tiles are to the question.

@@ -23,8 +23,8 @@ use smelt_plan::{Kind, Plan, StageId, kind};
 use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
-use super::quantize;
 use super::request::say;
+use super::{deployment, quantize};
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::check;
 use crate::checkpoints::{Checkpoints, count, input};
@@ -54,6 +54,10 @@ pub(super) fn of_rounding(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Optio
 pub(super) fn of_deployment(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
     if let Some(why) = unrun(checkpoints.plan, stage) {
         return Some(why);
+    }
+    if let Some((_, engine)) = input(checkpoints.plan, stage, "engine") {
+        let params = kind::typed(&stage.params).ok()?;
+        return deployment::server_spec(params, format!("../{}", engine.name)).fault();
     }
     input(checkpoints.plan, stage, "llm")?;
     let known = || checkpoints.model(stage).ok().flatten();

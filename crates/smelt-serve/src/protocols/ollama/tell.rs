@@ -71,6 +71,8 @@ fn capabilities(running: &Running) -> Vec<&'static str> {
             return vec!["classify"];
         }
         Running::Scores(_) => return vec!["rerank"],
+        // Its server is not asked in these words.
+        Running::Relays(_) => return Vec::new(),
     };
     let dialect = service.text().dialect;
     let all = [
