@@ -1,7 +1,9 @@
 //! Deployments that another program's server answers, by a stand-in for one (`stand_ins/server.py`) that goes wrong in every
 //! way that such servers do.
 
+use std::fs::{self, Permissions};
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +12,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::world::server::{Answer, Server, posted};
-use crate::world::{Ended, World, until};
+use crate::world::{Ended, World, ended, until};
 
 /// A world whose deployment is answered in this way, with more lines of its stage.
 fn world(way: &str, more: &str) -> World {
@@ -39,10 +41,10 @@ fn served(way: &str, more: &str, flags: &[&str]) -> (World, Server) {
     let world = world("well", more);
     world.run(&[]);
     let file = world.out("deployment").join("deployment.json");
-    let text = std::fs::read_to_string(&file).unwrap().replace("\"well\"", &format!("{way:?}"));
+    let text = fs::read_to_string(&file).unwrap().replace("\"well\"", &format!("{way:?}"));
     let dir = world.path("cache/out/by-hand");
-    std::fs::create_dir(&dir).unwrap();
-    std::fs::write(dir.join("deployment.json"), text).unwrap();
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("deployment.json"), text).unwrap();
     let server = Server::of(&world, &["cache/out/by-hand"], flags);
     assert!(until(|| server.get("/health").status == 200), "{way}");
     (world, server)
@@ -137,6 +139,24 @@ fn another_programs_server_answers_behind_the_same_doors() {
 }
 
 #[test]
+fn its_program_is_found_by_the_users_path() {
+    let world = world("well", "");
+    let program = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/stand_ins/server.py");
+    fs::create_dir(world.path("bin")).unwrap();
+    let script = format!("#!/bin/sh\nexec python3 {} well \"$@\"\n", program.display());
+    fs::write(world.path("bin/words-server"), script).unwrap();
+    fs::set_permissions(world.path("bin/words-server"), Permissions::from_mode(0o755)).unwrap();
+    let text = world.read("p.toml");
+    let line = text.lines().find(|line| line.starts_with("server =")).unwrap();
+    world.write("p.toml", &text.replace(line, "server = [\"words-server\", \"{port}\"]"));
+    let lacks = world.smelt(&["doctor", "p.toml"]);
+    assert!(lacks.stdout.contains("words-server is not here"), "{}", lacks.stdout);
+    let path = format!("{}:{}", world.path("bin").display(), std::env::var("PATH").unwrap());
+    let run = ended(world.command(&["run", "p.toml"]).env("PATH", path));
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+}
+
+#[test]
 fn nothing_of_it_outlives_a_server_that_is_killed() {
     let (world, mut server) = served("well", "", &[]);
     assert_counts(&ask(&server, json!({})));
@@ -164,7 +184,7 @@ fn what_is_not_fit_is_not_sealed() {
     check("well", "memory = \"1MiB\"", "more than its 1 MiB");
     // One that loads and answers nonsense is found by what it should say.
     let world = self::world("well", "prompts = \"path:golden\"");
-    std::fs::create_dir(world.path("golden")).unwrap();
+    fs::create_dir(world.path("golden")).unwrap();
     let line = |answer: &str| json!({ "question": "Count.", "answer": answer }).to_string();
     world.write("golden/questions.jsonl", &line("one two four"));
     let Ended { code, stderr, .. } = world.smelt(&["run", "p.toml"]);

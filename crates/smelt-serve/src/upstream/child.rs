@@ -16,6 +16,8 @@ use super::lines::{self, Lines};
 const HEALTH_TIME_MAX: Duration = Duration::from_secs(2);
 /// What it gets to end in order, and its leader to kill it then.
 const END_TIME_MAX: Duration = Duration::from_secs(12);
+/// What variables begin with that are for smelt alone.
+const OWN_VARIABLES: [&[u8]; 2] = [b"SMELT_", b"OTEL_"];
 /// How often it is looked whether it has ended.
 const END_TICK: Duration = Duration::from_millis(20);
 
@@ -43,6 +45,9 @@ impl ServerChild {
         let mut command = Command::new(program);
         command.args(first).args(argv(port)).stdin(Stdio::piped());
         command.stdout(writer.try_clone()?).stderr(writer);
+        for name in own_variables() {
+            command.env_remove(name);
+        }
         let child = command.spawn()?;
         // It holds the writing ends, and would keep the reader waiting.
         drop(command);
@@ -123,6 +128,13 @@ impl ServerChild {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Variables that are for smelt, keys among them.
+fn own_variables() -> impl Iterator<Item = OsString> {
+    let is_own =
+        |name: &OsString| OWN_VARIABLES.iter().any(|own| name.as_encoded_bytes().starts_with(own));
+    std::env::vars_os().map(|(name, _)| name).filter(is_own)
 }
 
 impl Drop for ServerChild {

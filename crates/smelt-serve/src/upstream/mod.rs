@@ -4,6 +4,7 @@
 //! ends, hangs, opens no port or takes too much memory is named with its reason, and nothing of it is left.
 
 mod child;
+mod exchange;
 mod first;
 mod keeper;
 mod lines;

@@ -10,21 +10,19 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST};
-use axum::http::{Request, StatusCode};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http_body::Frame;
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Incoming;
-use hyper_util::rt::TokioIo;
+use http_body_util::{BodyExt as _, Limited};
 use memchr::memmem;
 use serde::Deserialize;
 use serde_json::Value;
 use smelt_runtime::prepare::ImageUsage;
-use tokio::net::TcpStream;
 use tokio::time::sleep;
 
+use super::exchange::{AnswerBody, send};
 use super::seat::Seat;
 use super::watcher::{Standing, Upstream};
 use crate::account::Facts;
@@ -167,7 +165,7 @@ impl Upstream {
     }
 
     /// What it complained of, as it was: a client's fault is the client's, and one of its own is a bad gateway.
-    async fn complained(&self, status: StatusCode, body: Incoming) -> ApiError {
+    async fn complained(&self, status: StatusCode, body: AnswerBody) -> ApiError {
         let text = Limited::new(body, COMPLAINT_BYTES_MAX).collect().await;
         let text = text.map(|text| text.to_bytes()).unwrap_or_default();
         let message = complaint(&text);
@@ -185,7 +183,7 @@ impl Upstream {
     /// The answer, whole or event by event.
     async fn answered(
         &self,
-        answer: Response<Incoming>,
+        answer: Response<AnswerBody>,
         mut seat: Seat,
         facts: &Facts,
     ) -> Result<Response, ApiError> {
@@ -218,30 +216,6 @@ impl Upstream {
         usage.into_iter().for_each(|usage| facts.usage(usage.into()));
         Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
     }
-}
-
-/// Sends a request over a connection of its own; gives the head of the answer.
-async fn send(
-    addr: SocketAddr,
-    path: &str,
-    body: Vec<u8>,
-    seat: &mut Seat,
-) -> Result<Response<Incoming>, String> {
-    let words = |error: &dyn std::fmt::Display| error.to_string();
-    let stream = TcpStream::connect(addr).await.map_err(|error| words(&error))?;
-    let _ = stream.set_nodelay(true);
-    seat.connects(stream.local_addr().ok(), addr);
-    let shaken = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = shaken.map_err(|error| words(&error))?;
-    // It ends when the answer has been read, or is dropped.
-    tokio::spawn(connection);
-    let request = Request::post(path)
-        .header(HOST, addr.to_string())
-        .header(CONTENT_TYPE, "application/json")
-        .header(CONTENT_LENGTH, body.len())
-        .body(Full::new(Bytes::from(body)));
-    let request = request.map_err(|error| words(&error))?;
-    sender.send_request(request).await.map_err(|error| words(&error))
 }
 
 /// What is read of an answer.
@@ -313,7 +287,7 @@ impl EventWatch {
 
 /// A stream of events that is passed on.
 struct Passed {
-    body: Incoming,
+    body: AnswerBody,
     watch: EventWatch,
     upstream: Upstream,
     facts: Facts,

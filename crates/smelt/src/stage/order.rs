@@ -46,6 +46,7 @@ fn native(task: &Task<'_>, worker: &Worker) -> ProcessSpec {
     let compilers = worker.compiles_kernels.then(compilers).flatten();
     let tensorrt = worker.asks_tensorrt.then(|| tensorrt(task)).into_iter().flatten();
     let libraries = runtime.into_iter().chain(compilers).chain(driver()).chain(tensorrt);
+    let libraries = libraries.chain(server(task));
     let (fetching, writes) = if request.fetch.is_some() { hub() } else { Default::default() };
     ProcessSpec {
         argv: ["/proc/self/exe", "stage", "work", task.stage.name.as_str()]
@@ -100,6 +101,14 @@ fn tensorrt(task: &Task<'_>) -> impl Iterator<Item = (String, String)> + use<> {
     let names = ["PATH"].into_iter().chain(by_program.then_some("LD_LIBRARY_PATH"));
     let ours = |name: &str| Some((name.to_owned(), env::var(name).ok()?));
     folder.into_iter().chain(names.filter_map(ours))
+}
+
+/// What another program's server is found by, and finds its libraries and models by, where a stage starts one.
+fn server(task: &Task<'_>) -> impl Iterator<Item = (String, String)> + use<> {
+    const NAMES: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "HOME"];
+    let is_started = task.attempt.params.contains_key("server");
+    let names = NAMES.into_iter().filter(move |_| is_started);
+    names.filter_map(|name| Some((name.to_owned(), env::var(name).ok()?)))
 }
 
 /// Where the driver of GPUs is, if somebody named it; else its usual folders are asked.
