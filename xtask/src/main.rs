@@ -40,7 +40,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench bundle|bench router|cma|conformance|cuda|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench bundle|bench router|bench upstream|cma|conformance|cuda|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -68,6 +68,8 @@ const USAGE: &str =
          moving 2 GiB of sealed output beside tar and sha256sum
   bench film [--runs N] [minute] [small-minute] [ten-minutes]
          what showing a film takes beside ffmpeg that decodes it
+  bench upstream [--runs N]
+         llama-server alone and behind smelt serve, one stream; builds llama-server
   bench router [--questions N] [--smoke]
          answers, image tokens and times of one model that looks closely everywhere, nowhere, or where it pays
   cma [--if-possible]
@@ -143,6 +145,7 @@ fn main() -> ExitCode {
         ["bench", "bundle", ref rest @ ..] => bench::bundle::run(rest),
         ["bench", "film", ref rest @ ..] => bench::film::run(rest),
         ["bench", "router", ref rest @ ..] => bench::router::run(rest),
+        ["bench", "upstream", ref rest @ ..] => bench::upstream::run(rest),
         // Started by `bench workflow`, and measured.
         ["floor", ref rest @ ..] => bench::workflow::floor(rest),
         // Started by `bench` for each process it measures.

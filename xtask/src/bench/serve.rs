@@ -3,12 +3,12 @@
 //! `inputs` makes what both serve, `rival` builds llama-server from its sources, `client` asks with `smelt
 //! bench serve`, `idle` holds streams open, `protocols` compares what each takes, `report` tells what was found.
 
-mod client;
+pub(super) mod client;
 mod idle;
 mod inputs;
 mod protocols;
 mod report;
-mod rival;
+pub(super) mod rival;
 
 use std::thread;
 use std::time::Duration;

@@ -9,14 +9,14 @@ use serde_json::Value;
 use crate::server::Server;
 
 /// The client that measures all sides.
-pub(super) struct Client {
+pub(in crate::bench) struct Client {
     /// `smelt`.
-    pub(super) program: PathBuf,
+    pub(in crate::bench) program: PathBuf,
 }
 
 impl Client {
     /// One run; gives the only row of its document, in which nothing failed.
-    pub(super) fn ask(&self, server: &Server, flags: &[&str]) -> Result<Value> {
+    pub(in crate::bench) fn ask(&self, server: &Server, flags: &[&str]) -> Result<Value> {
         let output = self.command(server, flags).output();
         let output = output.with_context(|| self.cannot())?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -29,7 +29,7 @@ impl Client {
     }
 
     /// Asks until it is told to end.
-    pub(super) fn begin(&self, server: &Server, flags: &[&str]) -> Result<Beside> {
+    pub(in crate::bench) fn begin(&self, server: &Server, flags: &[&str]) -> Result<Beside> {
         let mut command = self.command(server, flags);
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         Ok(Beside(child.with_context(|| self.cannot())?))
@@ -49,11 +49,11 @@ impl Client {
 }
 
 /// A client beside the one that measures.
-pub(super) struct Beside(Child);
+pub(in crate::bench) struct Beside(Child);
 
 impl Beside {
     /// Ends it, which must have been asking until now.
-    pub(super) fn end(mut self) -> Result<()> {
+    pub(in crate::bench) fn end(mut self) -> Result<()> {
         let ended = self.0.try_wait()?;
         ensure!(ended.is_none(), "the client beside the one that measures ended by itself");
         Ok(())

@@ -31,7 +31,7 @@ pub(super) fn python() -> Result<PathBuf> {
 }
 
 /// `folder/llama-server`, built if it is not there.
-pub(super) fn server(folder: &Path) -> Result<PathBuf> {
+pub(in crate::bench) fn server(folder: &Path) -> Result<PathBuf> {
     let program = folder.join("llama-server");
     if program.exists() {
         return Ok(program);
