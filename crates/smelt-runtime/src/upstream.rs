@@ -18,6 +18,8 @@ pub const FAMILY: &str = "upstream";
 pub const ENGINE: &str = "{engine}";
 /// See [`ENGINE`].
 pub const PORT: &str = "{port}";
+/// What stands there for the model's name, by which the server is to call it: where its file lies is no client's business.
+pub const MODEL: &str = "{model}";
 
 /// Fields of a request that change what an answer may be.  One that a server does not know is passed over by it in silence,
 /// so it is refused unless the deployment says that its server knows it.
@@ -145,7 +147,9 @@ impl Spec {
     #[must_use]
     pub fn argv(&self, engine: &Path, port: u16) -> Vec<String> {
         let (engine, port) = (engine.display().to_string(), port.to_string());
-        let word = |word: &String| word.replace(ENGINE, &engine).replace(PORT, &port);
+        let word = |word: &String| {
+            word.replace(ENGINE, &engine).replace(PORT, &port).replace(MODEL, &self.model)
+        };
         self.server.iter().map(word).collect()
     }
 
@@ -160,7 +164,7 @@ mod tests {
     use super::*;
 
     fn spec() -> Spec {
-        let server = ["llama-server", "-m", "{engine}/m.gguf", "--port={port}"];
+        let server = ["llama-server", "-m", "{engine}/{model}.gguf", "--port={port}"];
         Spec {
             format: FORMAT,
             family: FAMILY.to_owned(),

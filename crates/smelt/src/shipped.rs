@@ -221,9 +221,10 @@ mod tests {
         let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let stem =
             |path: std::path::PathBuf| path.file_stem().unwrap().to_str().unwrap().to_owned();
-        // Those compare variants, or belong to tests.
+        // Those compare variants, belong to tests, or have another program answer.
         let is_for_others = |name: &String| {
-            name.starts_with("shapes-") || name.ends_with("-accuracy") || name == "demo"
+            let is_told_apart = ["-accuracy", "-server"].iter().any(|end| name.ends_with(end));
+            name.starts_with("shapes-") || is_told_apart || name == "demo"
         };
         let mut found: Vec<String> = files.map(stem).filter(|name| !is_for_others(name)).collect();
         found.sort();

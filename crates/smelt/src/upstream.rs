@@ -21,7 +21,7 @@ const LEADER: [&str; 4] = ["/proc/self/exe", "stage", "lead", "--"];
 /// How the server of `spec` is started on what is in `engine`; so many requests may wait for it.
 pub(crate) fn launch(spec: Spec, engine: PathBuf, queue_max: usize) -> Launch {
     // Programs that are given a path by another's words take it for their own.
-    let engine = std::path::absolute(&engine).unwrap_or(engine);
+    let engine = fs::canonicalize(&engine).unwrap_or(engine);
     Launch { spec, engine, leader: LEADER.map(OsString::from).into(), queue_max }
 }
 

@@ -108,5 +108,6 @@ impl Bench {
 }
 
 fn filled(word: &str, engine: &Path) -> String {
-    word.replace("{engine}", &engine.display().to_string()).replace("{port}", "PORT")
+    let word = word.replace("{engine}", &engine.display().to_string());
+    word.replace("{port}", "PORT").replace("{model}", "alone")
 }

@@ -169,9 +169,16 @@ impl Upstream {
         let text = Limited::new(body, COMPLAINT_BYTES_MAX).collect().await;
         let text = text.map(|text| text.to_bytes()).unwrap_or_default();
         let message = complaint(&text);
-        match status.is_client_error() {
-            true => ApiError::new(status, message),
-            false => {
+        match status {
+            StatusCode::TOO_MANY_REQUESTS => ApiError::busy(message, BUSY_RETRY),
+            StatusCode::SERVICE_UNAVAILABLE => {
+                ApiError::unavailable(message, "upstream_busy", BUSY_RETRY)
+            }
+            // It has no such route, or was started without.
+            status if status.is_client_error() || status == StatusCode::NOT_IMPLEMENTED => {
+                ApiError::new(status, message)
+            }
+            status => {
                 self.shared().counts.failed.fetch_add(1, Ordering::Relaxed);
                 let why =
                     format!("the server {} answers {status}: {message}", self.shared().program());
