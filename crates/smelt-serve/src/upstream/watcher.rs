@@ -276,6 +276,7 @@ impl Watched {
     /// Starts the program; one that cannot be is as one that has ended.
     fn start(&self, keeper: &mut Keeper) -> Option<ServerChild> {
         let Launch { spec, engine, leader, .. } = &self.0.launch;
+        tracing::info!("starting the server of {}: {}", spec.model, spec.server.join(" "));
         match ServerChild::start(leader, |port| spec.argv(engine, port)) {
             Ok(child) => Some(child),
             Err(error) => {
@@ -328,8 +329,7 @@ impl Watched {
         let standing = lock(&self.0.standing);
         let tick = match &*standing {
             Standing::Starting => STARTING_TICK,
-            Standing::Ready(_) => TICK,
-            Standing::Down(..) => TICK,
+            Standing::Ready(_) | Standing::Down(..) => TICK,
         };
         if !self.0.is_over.load(Ordering::Acquire) {
             drop(self.0.changed.wait_timeout(standing, tick));
