@@ -14,7 +14,7 @@ pub mod run;
 mod arrivals;
 mod ask;
 mod error;
-mod picture;
+pub mod picture;
 mod process;
 mod prompt;
 mod watts;

@@ -30,13 +30,17 @@ pub(crate) fn drawn(side: u32, seed: u64) -> String {
 }
 
 /// The file's picture in a `data:` address.
-pub(crate) fn of_file(path: &Path) -> io::Result<String> {
+///
+/// # Errors
+/// When the file cannot be read, or is too large for a picture.
+pub fn of_file(path: &Path) -> io::Result<String> {
     let bytes = fs::metadata(path)?.len();
     if bytes > FILE_BYTES_MAX {
         return Err(io::Error::other(format!("it has {bytes} bytes, more than {FILE_BYTES_MAX}")));
     }
-    let is_png = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("png"));
-    Ok(address(if is_png { "png" } else { "jpeg" }, &fs::read(path)?))
+    let end = path.extension().unwrap_or_default().to_ascii_lowercase();
+    let kind = ["png", "webp", "gif"].into_iter().find(|kind| end == *kind);
+    Ok(address(kind.unwrap_or("jpeg"), &fs::read(path)?))
 }
 
 fn address(kind: &str, bytes: &[u8]) -> String {

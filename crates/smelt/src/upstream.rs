@@ -4,8 +4,6 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
 use smelt_runtime::accuracy::question::{self, Question};
@@ -74,16 +72,9 @@ fn content(question: &Question, folder: &Path) -> Result<Value, Failed> {
 }
 
 fn picture(path: &Path) -> Result<Value, Failed> {
-    let bytes = fs::read(path).map_err(|error| {
+    let url = smelt_load::picture::of_file(path).map_err(|error| {
         Failed::new(Exit::StageFailed, format!("cannot read {}: {error}", path.display()))
     })?;
-    let kind = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("jpg" | "jpeg") => "jpeg",
-        Some("webp") => "webp",
-        Some("gif") => "gif",
-        _ => "png",
-    };
-    let url = format!("data:image/{kind};base64,{}", BASE64_STANDARD.encode(bytes));
     Ok(json!({ "type": "image_url", "image_url": { "url": url } }))
 }
 

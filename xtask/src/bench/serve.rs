@@ -7,7 +7,7 @@ pub(super) mod client;
 mod idle;
 mod inputs;
 mod protocols;
-mod report;
+pub(super) mod report;
 pub(super) mod rival;
 
 use std::thread;

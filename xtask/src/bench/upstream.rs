@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::measure::median;
 use super::serve::client::Client;
+use super::serve::report::number;
 use super::serve::rival;
 use super::succeed;
 use crate::server::Server;
@@ -61,10 +62,6 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     println!("| tokens/s | {alone_rate:.1} | {behind_rate:.1} | {percent:.2} % less (at most 1) |");
     ensure!(more_ms <= MORE_MS_MAX && loss <= LOSS_MAX, "passing on costs more than it may");
     Ok(())
-}
-
-fn number(row: &Value, at: &str) -> Result<f64> {
-    row.pointer(at).and_then(Value::as_f64).with_context(|| format!("no {at} in {row}"))
 }
 
 struct Bench {

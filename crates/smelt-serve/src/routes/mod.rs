@@ -132,13 +132,18 @@ impl Shared {
         if self.models.away().is_empty() {
             return Ok(held);
         }
+        let (held, name) = self.named(held).await?;
+        self.models.wake(name.as_deref()).await?;
+        Ok(held)
+    }
+
+    /// The body, and the model that it names.
+    async fn named(&self, held: WeighedBody) -> Result<(WeighedBody, Option<String>), ApiError> {
         let named = self.preparing.run(move |_| {
             let named: Named = read::json(held.bytes.body())?;
             Ok((held, named.model))
         });
-        let (held, name) = named.await?;
-        self.models.wake(name.as_deref()).await?;
-        Ok(held)
+        named.await
     }
 
     /// Has a request passed on to another program's server, at its `path`, if one answers for the model that it names.
@@ -154,11 +159,7 @@ impl Shared {
         if !self.models.has_upstream() {
             return Ok(Passing::Own(held));
         }
-        let named = self.preparing.run(move |_| {
-            let named: Named = read::json(held.bytes.body())?;
-            Ok((held, named.model))
-        });
-        let (held, name) = named.await?;
+        let (held, name) = self.named(held).await?;
         let name = self.models.known(name);
         self.models.wake(name.as_deref()).await?;
         let model = self.models.ask(name.as_deref())?;

@@ -58,12 +58,7 @@ impl ServerChild {
                 heard.lock().unwrap_or_else(PoisonError::into_inner).take(bytes);
             });
         });
-        let config = ureq::Agent::config_builder()
-            .timeout_global(Some(HEALTH_TIME_MAX))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .proxy(None);
-        let agent = config.build().into();
+        let agent = agent(HEALTH_TIME_MAX);
         Ok(Self { child, port, lines, reader: Some(reader), agent })
     }
 
@@ -128,6 +123,16 @@ impl ServerChild {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What asks servers of this machine, whatever they answer, for so long at most.
+pub(super) fn agent(time_max: Duration) -> ureq::Agent {
+    let config = ureq::Agent::config_builder()
+        .timeout_global(Some(time_max))
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .proxy(None);
+    config.build().into()
 }
 
 /// Variables that are for smelt, keys among them.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::child::agent;
 use super::watcher::{Upstream, UpstreamError};
 
 /// A first answer may load what was mapped.
@@ -18,7 +19,7 @@ impl Upstream {
     /// # Errors
     /// What came instead.
     pub fn try_once(&self) -> Result<&'static str, UpstreamError> {
-        let failed = |why: String| UpstreamError { program: self.shared().program(), why };
+        let failed = |why: String| self.shared().failed(why);
         let model = &self.spec().model;
         let questions = [
             (
@@ -44,16 +45,14 @@ impl Upstream {
         }
         Err(failed(why))
     }
-}
 
-impl Upstream {
     /// What the server says to `content`, a user's turn in the shape of OpenAI's API, as the likeliest words; of so many
     /// tokens at most.
     ///
     /// # Errors
     /// What came instead.
     pub fn ask(&self, content: &Value, tokens_max: usize) -> Result<String, UpstreamError> {
-        let failed = |why: String| UpstreamError { program: self.shared().program(), why };
+        let failed = |why: String| self.shared().failed(why);
         let url = format!("http://{}/v1/chat/completions", self.addr()?);
         let question = json!({
             "model": self.spec().model, "max_tokens": tokens_max, "temperature": 0,
@@ -76,15 +75,9 @@ enum First {
 
 /// The object that is answered.
 fn asked(url: &str, question: &Value) -> Result<Value, First> {
-    let config = ureq::Agent::config_builder()
-        .timeout_global(Some(FIRST_TIME_MAX))
-        .http_status_as_error(false)
-        .max_redirects(0)
-        .proxy(None)
-        .build();
     let broken = |error: &dyn std::fmt::Display| First::Broken(format!("has no answer: {error}"));
     let text = serde_json::to_vec(question).expect("a question is JSON");
-    let request = ureq::Agent::from(config).post(url).content_type("application/json");
+    let request = agent(FIRST_TIME_MAX).post(url).content_type("application/json");
     let mut answer = request.send(&text).map_err(|error| broken(&error))?;
     let status = answer.status();
     let body = answer.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();

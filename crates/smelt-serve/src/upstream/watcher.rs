@@ -122,11 +122,10 @@ impl Upstream {
         });
         let own = Watched(Arc::clone(&shared));
         let thread = thread::Builder::new().name("upstream".to_owned()).spawn(move || own.run());
-        let failed = |why: String| UpstreamError { program: shared.program(), why };
-        let thread = thread.map_err(|error| failed(format!("no thread for it: {error}")))?;
+        let thread = thread.map_err(|error| shared.failed(format!("no thread for it: {error}")))?;
         *lock(&shared.thread) = Some(thread);
         let upstream = Self(Arc::new(Owner(Arc::clone(&shared))));
-        shared.first_standing(say).map_err(failed)?;
+        shared.first_standing(say).map_err(|why| shared.failed(why))?;
         Ok(upstream)
     }
 
@@ -142,10 +141,8 @@ impl Upstream {
     pub fn addr(&self) -> Result<SocketAddr, UpstreamError> {
         match self.shared().standing() {
             Standing::Ready(addr) => Ok(addr),
-            Standing::Down(why, _) => Err(UpstreamError { program: self.shared().program(), why }),
-            Standing::Starting => {
-                Err(UpstreamError { program: self.shared().program(), why: "it starts".to_owned() })
-            }
+            Standing::Down(why, _) => Err(self.shared().failed(why)),
+            Standing::Starting => Err(self.shared().failed("it starts".to_owned())),
         }
     }
 
@@ -228,6 +225,10 @@ impl Shared {
     pub(super) fn program(&self) -> String {
         let program = Path::new(&self.launch.spec.server[0]).file_name().unwrap_or_default();
         program.to_string_lossy().into_owned()
+    }
+
+    pub(super) fn failed(&self, why: String) -> UpstreamError {
+        UpstreamError { program: self.program(), why }
     }
 
     /// A byte of an answer came.

@@ -51,9 +51,16 @@ class Handler(BaseHTTPRequestHandler):
         if not lock.acquire(blocking=False):
             print("two at once", file=sys.stderr, flush=True)
             os._exit(9)
+        self.is_at_it = True
         try:
             self.answer(asked)
         finally:
+            self.has_said_all()
+
+    def has_said_all(self):
+        """It may be asked again as soon as its last bytes are there, so before they are written."""
+        if self.is_at_it:
+            self.is_at_it = False
             lock.release()
 
     def answer(self, asked):
@@ -70,6 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         if not asked.get("stream"):
             message = {"role": "assistant", "content": "".join(WORDS)}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            self.has_said_all()
             return self.send(200, {"object": "chat.completion", "model": "words", "choices": [choice],
                                    "usage": usage})
         self.send_response(200)
@@ -87,6 +95,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.event({"object": "chat.completion.chunk", "choices": [], "usage": usage})
+        self.has_said_all()
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
 

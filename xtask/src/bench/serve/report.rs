@@ -83,7 +83,7 @@ impl Figures {
 }
 
 /// A figure of the client's row.
-pub(super) fn number(row: &Value, pointer: &str) -> Result<f64> {
+pub(in crate::bench) fn number(row: &Value, pointer: &str) -> Result<f64> {
     let found = row.pointer(pointer).and_then(Value::as_f64);
     found.with_context(|| format!("no {pointer} in {row}"))
 }
