@@ -42,7 +42,7 @@ struct Row {
 }
 
 /// Unit tests alone: they are what a change of these files is tried with first, and take seconds.
-const ROWS: [Row; 10] = [
+const ROWS: [Row; 11] = [
     Row {
         name: "schedule",
         package: "smelt-plan",
@@ -92,6 +92,12 @@ const ROWS: [Row; 10] = [
         package: "smelt-runtime",
         files: &["schedule/*.rs"],
         tests: &["schedule::"],
+    },
+    Row {
+        name: "servers",
+        package: "smelt-serve",
+        files: &["upstream/keeper.rs"],
+        tests: &["upstream::keeper::"],
     },
 ];
 

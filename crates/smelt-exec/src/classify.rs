@@ -568,6 +568,8 @@ mod tests {
         check(OutputInvalid, 2, OomKilled);
         check(KilledExternally, 1, OomKilled);
         check(DiskFull, 1, DiskFull);
+        let told = for_want_of_memory(missing(OutputMissing), 1, None).message;
+        assert_eq!(told, "missing; the kernel ran out of memory");
     }
 
     #[test]
@@ -581,6 +583,7 @@ mod tests {
     #[test]
     fn a_kill_from_outside_is_told_apart() {
         check(&end(Some(137), None, "Killed"), KilledExternally, "not by the kernel");
+        check(&end(Some(143), None, "Terminated"), KilledExternally, "exit 143");
         check(&end(None, Some(9), "x"), KilledExternally, "x (ended by signal 9; not by");
         let unknown = End { oom_kills: OomKills::Unknown, ..end(None, Some(9), "x") };
         check(&unknown, KilledExternally, "x (ended by signal 9)");

@@ -220,6 +220,24 @@ mod tests {
         }
     }
 
+    /// Only one or two buckets are put in order, so all must be small, at any temperature.
+    #[test]
+    fn no_bucket_has_many_of_a_row() {
+        let row = row(1, 100_000, 1e6);
+        let largest = weights::largest(&row).unwrap();
+        for temperature in [0.5, 1.0, 4.0] {
+            let scale = Scale { largest, scale: 1.0 / temperature };
+            let mut buckets = Buckets::default();
+            buckets.keep(&row, scale, f64::INFINITY, 0.0);
+            let mut counts = vec![0; BUCKETS];
+            row.iter().for_each(|logit| counts[buckets.bucket(*logit, scale)] += 1);
+            // What hardly weighs anything shares the last.
+            let most = counts[..BUCKETS - 1].iter().max().unwrap();
+            // Three equal parts added up are at most 9/4 times as dense as evenly spread ones.
+            assert!((1..=4 * row.len() / BUCKETS).contains(most), "{most} at {temperature}");
+        }
+    }
+
     #[test]
     fn a_draw_at_either_end_is_of_what_counts() {
         let row = row(1, 3000, 1e6);

@@ -36,6 +36,21 @@ impl Sampler {
     }
 }
 
+/// A row is copied only where something changes it.
+#[test]
+fn only_bias_and_penalties_adjust_a_row() {
+    let adjusts = |change: fn(&mut Settings)| {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        Draw { settings: &settings, ..super::GREEDY }.is_adjusting()
+    };
+    assert!(!adjusts(|_| {}));
+    assert!(adjusts(|s| s.logit_bias = vec![(0, 1.0)]));
+    assert!(adjusts(|s| s.repetition_penalty = 1.1));
+    assert!(adjusts(|s| s.presence_penalty = 1.0));
+    assert!(adjusts(|s| s.frequency_penalty = 1.0));
+}
+
 #[track_caller]
 fn check(change: impl Fn(&mut Settings), expect: &str) {
     let mut settings = Settings::default();

@@ -11,6 +11,11 @@ fn found(log: &str) -> String {
     })
 }
 
+#[test]
+fn a_file_of_signatures_may_be_as_large_as_our_own() {
+    assert!(BUILT_IN.len() as u64 <= FILE_BYTES_MAX);
+}
+
 /// Lines as the tools print them, one row for each signature of a known failure.
 #[test]
 fn what_tools_say_is_understood() {
