@@ -92,7 +92,7 @@ pub fn compile(
     target: CudaTarget,
     kept: Option<&Path>,
 ) -> Result<Compiled, CompileError> {
-    let place = kept.map(|folder| folder.join(content_name(source, target)));
+    let place = kept.map(|folder| folder.join(content_name(source, target) + ".cubin"));
     if let Some(compiled) = place.as_deref().and_then(|place| read(place, target)) {
         return Ok(compiled);
     }
@@ -155,8 +155,9 @@ enum NotATarget {
     OtherSm(String),
 }
 
-/// A name that two programs share only where they compile to the same.
-fn content_name(source: &Source, target: CudaTarget) -> String {
+/// The name of all that a compiled program depends on, the compiler's version among it, in hexadecimal digits: two
+/// programs share it only where they compile to the same.
+pub fn content_name(source: &Source, target: CudaTarget) -> String {
     let mut hash = Sha256::new();
     let told = options(source, target);
     let version = target.toolkit().version;
@@ -165,7 +166,7 @@ fn content_name(source: &Source, target: CudaTarget) -> String {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
-    format!("{}.cubin", files::hex(&hash.finalize()))
+    files::hex(&hash.finalize())
 }
 
 /// What was kept: the digest of the code, its length, the code, the log.
