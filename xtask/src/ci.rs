@@ -58,7 +58,7 @@ const OWN: [CheckFn; 11] = [
     ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
     ("bench router", &[], || ran(bench::router::run(&["--smoke"]))),
     ("operation", &["docs"], || ran(operation::run())),
-    ("walks", &["README.md", "docs"], || ran(walks::run())),
+    ("walks", &["README.md", "docs"], || ran(walks::run(walks::Walker::Ci))),
     ("aarch64", &[], || ran(cross::test_engine())),
     ("cma", &[], || cma::run(cma::CI)),
     ("power cuts", &[], || power_cuts::run(power_cuts::CI)),

@@ -112,7 +112,7 @@ const USAGE: &str =
          the 2B pipeline on weights of true size inside a control group of so much memory, then its
          decoder build killed for want of memory and done by its retry
   soak [NAME]...
-         the sweeps of ci without their bounds: a million worlds, the store under every crash,
+         the sweeps of ci without their bounds: walks, every kernel, a million worlds, the store under every crash,
          pictures of all shapes shown to random models of true size, llama, sanitize, exhausted contiguous memory,
          another kernel, 200 power cuts, fuzz, then mutants; or those that are named
   tidy   what compilers do not check: crate edges, file headers, pipelines, pages
@@ -122,7 +122,7 @@ const USAGE: &str =
   transformers
          tiny models that see, written for other tools in every format, opened and asked by transformers (5 GB of packages)
   walks  every command of the README as it stands, answers included; models that only a hub has are
-         random weights of the same sizes";
+         random weights of the same sizes; ci asks the tests' smelt, and builds no other";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -166,7 +166,7 @@ fn main() -> ExitCode {
         ["tidy"] => tidy::run(),
         ["toolchains"] => toolchains::run(),
         ["transformers"] => transformers::run(),
-        ["walks"] => walks::run(),
+        ["walks"] => walks::run(walks::Walker::Reader),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::ci::cargo;
 use crate::{python, root};
 
 /// The folders of their libraries in what pip installs.
@@ -23,4 +24,12 @@ pub(crate) fn libraries() -> Result<String> {
     }
     let joined = std::env::join_paths(folders)?.into_string();
     joined.map_err(|_| anyhow::anyhow!("the target directory is no text"))
+}
+
+/// Compiles every kernel for every target, whether it changed or not.
+pub(crate) fn compile_all(variables: &[(&str, &str)]) -> Result<()> {
+    let libraries = libraries()?;
+    let variables = [variables, &[("SMELT_NVRTC", libraries.as_str())]].concat();
+    let test = ["test", "--locked", "-p", "smelt-cuda", "--test", "smelt-cuda-integration"];
+    cargo(&[&test[..], &["kernels::", "--", "--nocapture"]].concat(), &variables)
 }

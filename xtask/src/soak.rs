@@ -1,8 +1,9 @@
-//! Runs the sweeps of `ci` without their bounds: fails disks at every call, checks stores beside builds ten thousand
-//! times, shows pictures of all shapes to models and shipped pipelines of true size, sends a server ten thousand requests, asks what
-//! llama.cpp is asked, opens with transformers what is packed for it, runs the tests of the engine under sanitizers, exhausts
-//! contiguous memory, attacks stages under another kernel, cuts power, runs every fuzz target for a minute, and changes what
-//! decides to see that tests notice.
+//! Runs the sweeps of `ci` without their bounds: follows README with the smelt that it builds, compiles every kernel, kills
+//! smelt and fails disks at every call, checks stores beside builds ten thousand times, shows pictures of all shapes to models
+//! and shipped pipelines of true size, sends a server ten thousand requests, asks what llama.cpp is asked, opens with
+//! transformers what is packed for it, runs the tests of the engine under sanitizers, exhausts contiguous memory, attacks
+//! stages under another kernel, cuts power, runs every fuzz target for a minute, and changes what decides to see that tests
+//! notice.
 
 use std::time::Instant;
 
@@ -10,7 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::ci::cargo;
 use crate::{
-    cma, conformance, fuzz, llama, mutants, other_kernel, power_cuts, sanitize, transformers,
+    cma, conformance, fuzz, llama, mutants, nvrtc, other_kernel, power_cuts, sanitize,
+    transformers, walks,
 };
 
 /// What the tests with a bound look for.
@@ -20,7 +22,7 @@ const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
 const SMELT: &str = "smelt-integration";
 const RUNTIME: &str = "smelt-runtime-integration";
 
-const SWEEPS: [(&str, &[&str]); 9] = [
+const SWEEPS: [(&str, &[&str]); 11] = [
     ("schedules", &["test", "--locked", "-p", "smelt-plan", "any_world", "--", "--nocapture"]),
     ("store", &["test", "--locked", "-p", "smelt-store", "--", "--nocapture"]),
     ("whole runs", &["test", "--locked", "-p", "smelt-exec", "every_world", "--", "--nocapture"]),
@@ -55,6 +57,8 @@ const SWEEPS: [(&str, &[&str]); 9] = [
             "--ignored",
         ],
     ),
+    ("quantisers", &["test", "--locked", "-p", "smelt", "--test", SMELT, "quantization::"]),
+    ("kills", &["test", "--locked", "-p", "smelt", "--test", SMELT, "kill_points::"]),
     ("damaged engines", &["test", "--locked", "-p", "smelt", "--test", SMELT, "verify::"]),
     ("failing disks", &["test", "--locked", "-p", "smelt", "--test", SMELT, "failing_disk::"]),
     (
@@ -66,7 +70,9 @@ const SWEEPS: [(&str, &[&str]); 9] = [
 /// A sweep of a command of its own.
 type Own = fn() -> Result<()>;
 
-const OWN: [(&str, Own); 9] = [
+const OWN: [(&str, Own); 11] = [
+    ("walks", || walks::run(walks::Walker::Reader)),
+    ("kernels", || nvrtc::compile_all(&[SOAK])),
     ("requests", conformance::soak),
     ("llama", llama::run),
     ("transformers", transformers::run),

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::tidy::build_smelt;
 use crate::{root, target};
 
 /// What stands for a hub's models: the smallest VLM's sizes.
@@ -28,8 +29,11 @@ const NAMED: [(&str, &str); 3] = [
 /// The page that goes on where the README ends; of its commands those of an installed smelt.
 const PAGE: &str = "docs/getting-started.md";
 const INSTALLED: &str = "smelt ";
-/// Where the README's commands leave smelt.
+/// The README's command that builds smelt, and where it leaves it.
+const BUILD: &str = "cargo build --release";
 const BUILT: &str = "target/release";
+/// Where the tests' smelt lies.
+const BUILT_FOR_TESTS: &str = "target/debug";
 
 /// The picture that README's reader is to have.
 const PHOTO: &str = "photo.jpg";
@@ -50,8 +54,38 @@ struct WalkStep {
     expect: Option<String>,
 }
 
-pub(crate) fn run() -> Result<()> {
+/// Whose smelt a walk asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Walker {
+    /// A reader's, released, which the README's first command builds.
+    Reader,
+    /// The tests', which `ci` has: to build another takes longer than the walk.
+    Ci,
+}
+
+impl Walker {
+    /// Where his smelt lies.
+    fn built(self) -> &'static str {
+        match self {
+            Self::Reader => BUILT,
+            Self::Ci => BUILT_FOR_TESTS,
+        }
+    }
+
+    /// A command of the pages as he gives it.
+    fn says(self, command: &str) -> String {
+        match self {
+            Self::Ci if command == BUILD => format!("{BUILT_FOR_TESTS}/smelt --version"),
+            _ => command.replace(BUILT, self.built()),
+        }
+    }
+}
+
+pub(crate) fn run(walker: Walker) -> Result<()> {
     println!("\n$ cargo xtask walks");
+    if walker == Walker::Ci {
+        build_smelt()?;
+    }
     let folder = target().join("walks");
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -59,12 +93,15 @@ pub(crate) fn run() -> Result<()> {
         draw(&folder.join(name), size)?;
     }
     let steps = pages()?;
+    let builds = steps.iter().any(|step| step.command == BUILD);
+    ensure!(builds, "README.md: no command is {BUILD:?}");
     let mut vlm = Duration::ZERO;
     for step in steps {
         let is_hub = of_a_hub(&step.command)?;
         let begin = Instant::now();
-        for command in here(&by_name(&step.command, &folder), &folder, is_hub) {
-            follow(&command, step.expect.as_deref(), &folder)?;
+        let command = walker.says(&by_name(&step.command, &folder));
+        for command in here(&command, &folder, is_hub) {
+            follow(&command, walker, step.expect.as_deref(), &folder)?;
         }
         vlm += if is_hub { begin.elapsed() } else { Duration::ZERO };
     }
@@ -139,13 +176,13 @@ fn here(command: &str, pictures: &Path, is_hub: bool) -> Vec<String> {
 }
 
 /// Runs a command as whoever is in this repository types it; one of an installed smelt as from any folder.
-fn follow(command: &str, expect: Option<&str>, folder: &Path) -> Result<()> {
+fn follow(command: &str, walker: Walker, expect: Option<&str>, folder: &Path) -> Result<()> {
     println!("$ {command}");
     let begin = Instant::now();
     let is_installed = command.starts_with(INSTALLED);
     let place = if is_installed { folder.to_owned() } else { root() };
     let path = env::var("PATH").unwrap_or_default();
-    let path = format!("{}:{path}", root().join(BUILT).display());
+    let path = format!("{}:{path}", root().join(walker.built()).display());
     let mut shell = Command::new("sh");
     shell.args(["-euc", command]).current_dir(place).env("PATH", path);
     shell.env("SMELT_CACHE", folder.join("cache"));
@@ -204,6 +241,19 @@ mod tests {
             "smelt plan pipelines/internvl3-1b-int8.toml",
         );
         check("cargo build --release", "cargo build --release");
+    }
+
+    #[test]
+    fn ci_asks_the_smelt_that_it_has() {
+        let check = |walker: Walker, command: &str, expect: &str| {
+            assert_eq!(walker.says(command), expect);
+        };
+        for command in ["cargo build --release", "target/release/smelt demo", "smelt demo"] {
+            check(Walker::Reader, command, command);
+        }
+        check(Walker::Ci, "cargo build --release", "target/debug/smelt --version");
+        check(Walker::Ci, "target/release/smelt demo", "target/debug/smelt demo");
+        check(Walker::Ci, "smelt demo", "smelt demo");
     }
 
     #[test]
