@@ -14,8 +14,9 @@ const COMPILER: &str = "aarch64-linux-gnu-gcc";
 
 /// Where cargo and `cc` look for the target's linker and compiler.  Symbols would be nine tenths of
 /// the file.  Flags of the target leave macros and build scripts as this machine's builds have them, where a profile's would
-/// have all of them compiled again.
-const BUILD: [(&str, &str); 3] = [
+/// have all of them compiled again.  But for the engine, nothing here computes so long that optimising it would pay.
+const BUILD: [(&str, &str); 4] = [
+    ("CARGO_PROFILE_DEV_OPT_LEVEL", "0"),
     ("CC_aarch64_unknown_linux_musl", COMPILER),
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
     ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUSTFLAGS", "-Cdebuginfo=0 -Cstrip=symbols"),
