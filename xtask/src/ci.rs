@@ -97,7 +97,8 @@ pub(crate) fn run(all: bool) -> Result<()> {
     let mut times = thread::scope(|scope| {
         let coming = scope.spawn(fetch::for_tests);
         let mut times = steps(&LINTS, &[])?;
-        let variables = coming.join().expect("what is fetched does not panic")?;
+        let mut variables = coming.join().expect("what is fetched does not panic")?;
+        variables.push(("RUST_TEST_THREADS", test_threads().to_string()));
         // It comes while the tests are compiled.
         scope.spawn(fetch::for_checks);
         times.extend(steps(&TESTS, &variables)?);
@@ -113,6 +114,12 @@ pub(crate) fn run(all: bool) -> Result<()> {
     }
     println!("{:12} {:4} s", "all", begin.elapsed().as_secs());
     Ok(())
+}
+
+/// Three threads of tests for two processors: a quarter of the tests' time is waiting, for disks and for each other.
+fn test_threads() -> usize {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    processors + processors.div_ceil(2)
 }
 
 /// Runs steps of cargo's, one after the other.

@@ -357,6 +357,20 @@ fn chain() -> Plan {
 }
 
 #[test]
+fn nothing_starts_before_the_store_has_answered_for_all() {
+    let text = "smelt = 1\nname = \"w\"\n\
+        [stage.a]\nkind = \"command\"\nargv = [\"a\"]\noutputs = [\"o\"]\n\
+        [stage.b]\nkind = \"command\"\nargv = [\"b\"]\noutputs = [\"o\"]\n";
+    let pipeline = Pipeline::parse("w.toml", text, &Overrides::default()).unwrap();
+    let plan = Plan::build(&pipeline, &Pins::default()).unwrap();
+    let (a, b) = (plan.find("a").unwrap(), plan.find("b").unwrap());
+    let (mut schedule, _) = Schedule::begin(&plan, Wishes { jobs: 1, ..Wishes::default() });
+    assert_eq!(schedule.on_event(Event::Missing(b)), []);
+    let started = schedule.on_event(Event::Missing(a));
+    assert!(matches!(started[..], [Command::Start { stage, .. }] if stage == a), "{started:?}");
+}
+
+#[test]
 fn an_unchanged_output_stops_the_wave() {
     let plan = chain();
     let (a, b) = (plan.find("a").unwrap(), plan.find("b").unwrap());
