@@ -2,7 +2,7 @@
 //! each time that the same command then finishes and that nothing half-done was ever visible.
 //!
 //! A point is a system call's name and its number in one thread, taken from an undisturbed run; only
-//! points at which something really was killed count.  Every second point is tried, and where `SMELT_SOAK` asks for it every one.
+//! points at which something really was killed count.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,18 +36,12 @@ const SMELT: [&str; 3] = [env!("CARGO_BIN_EXE_smelt"), "run", "p.toml"];
 
 /// Kills at every point of `smelt run`, as seen with these flags of strace.
 fn sweep(what: &str, follow: &[&str]) {
-    let points = tried(points(&world(), follow, CALLS, &SMELT));
+    let points = points(&world(), follow, CALLS, &SMELT);
     let killed = points.iter().filter(|point| kill_and_finish(point, follow)).count();
     println!("{what}: killed at {killed} of {} points", points.len());
     // How often the attempt's thread samples /proc depends on the machine, so the last calls of a
     // kind may not come; then nothing was killed, and the point does not count.
-    assert!(killed >= 60 && killed * 10 >= points.len() * 6, "{what}: only {killed} kills");
-}
-
-/// Every second of the points, or all.
-fn tried(points: impl IntoIterator<Item = Point>) -> Vec<Point> {
-    let step = if std::env::var_os("SMELT_SOAK").is_some() { 1 } else { 2 };
-    points.into_iter().step_by(step).collect()
+    assert!(killed >= 120 && killed * 10 >= points.len() * 6, "{what}: only {killed} kills");
 }
 
 /// Whether anything was killed; whatever it was, the store is sound and the run can be finished.

@@ -1,5 +1,4 @@
-//! What each way to four bits costs a real decoder, by texts that it was not calibrated with.  Those that the best one goes
-//! through anyhow are tried by themselves where `SMELT_SOAK` asks for it.
+//! What each way to four bits costs a real decoder, by texts that it was not calibrated with.
 //!
 //! Needs the network and Python's pip, as `pipelines/smollm2-accuracy.toml` does.
 
@@ -12,24 +11,9 @@ const PIPELINE: &str = include_str!("../../../pipelines/smollm2-accuracy.toml");
 const TEXTS: &str = "6";
 const NOISE: f64 = 1.05;
 
-/// The methods that are tried each time, and the others.
-const EACH_TIME: [&str; 2] = ["awq", "best"];
-const OTHERS: [&str; 3] = ["mse", "gptq", "act-order"];
-
-/// The pipeline without these methods.
-fn without(methods: &[&str]) -> String {
-    let is_of = |line: &&str| methods.iter().any(|name| line.starts_with(&format!("{name} = {{")));
-    let (gone, left): (Vec<_>, Vec<_>) = PIPELINE.lines().partition(is_of);
-    assert_eq!(gone.len(), methods.len());
-    left.join("\n")
-}
-
 #[test]
 fn every_method_beats_plain_rounding_and_none_beats_the_best() {
-    let is_soak = std::env::var_os("SMELT_SOAK").is_some();
-    let others = if is_soak { &OTHERS[..] } else { &[] };
-    let left_out = if is_soak { &[] } else { &OTHERS[..] };
-    let world = World::new(&without(left_out));
+    let world = World::new(PIPELINE);
     world.run(&[]);
     let texts = data("held-out/texts.jsonl").display().to_string();
     let bench = ["bench", "accuracy", "p.toml", "--questions", &texts, "--limit", TEXTS, "--json"];
@@ -43,7 +27,7 @@ fn every_method_beats_plain_rounding_and_none_beats_the_best() {
         target["kl_nats"].as_f64().unwrap()
     };
     let (plain, best) = (divergence("rtn"), divergence("best"));
-    for method in EACH_TIME.iter().chain(others) {
+    for method in ["mse", "gptq", "act-order", "awq", "best"] {
         let cost = divergence(method);
         assert!(cost < plain, "{method}: {cost}, rtn: {plain}");
         assert!(best < cost * NOISE, "{method}: {cost}, best: {best}");
