@@ -1,6 +1,6 @@
 //! Every kernel of every form, compiled for every target without a GPU, and what each takes held to a table.
 //!
-//! `UPDATE=1 cargo test -p smelt-cuda` writes the tables anew; who changes it reads the difference: a kernel that takes more
+//! `UPDATE=1 cargo xtask soak kernels` writes the tables anew; who changes it reads the difference: a kernel that takes more
 //! registers runs in fewer blocks at once.  Spills fail the compiling itself.
 
 use std::fmt::Write as _;
@@ -59,58 +59,56 @@ const AT_ONCE: usize = 6;
 /// Kernels that are compiled together.
 struct KernelGroup {
     name: String,
-    text: String,
+    source: Source,
     /// Whether a kernel's line is of this group: some are compiled with every group, and have theirs once.
     is_own: Box<dyn Fn(&str) -> bool + Send + Sync>,
 }
 
 impl KernelGroup {
+    fn new(
+        name: String,
+        text: String,
+        is_own: impl Fn(&str) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let source = Source { name: format!("{name}.cu"), text, defines: Vec::new() };
+        Self { name, source, is_own: Box::new(is_own) }
+    }
+
     fn of_heads(head: HeadShape) -> Self {
         let set = KernelSet { forms: Vec::new(), head };
         let name = format!("heads of {} in {}", head.dim, head.kind.word());
-        Self { name, text: source(&set), is_own: Box::new(|_| true) }
+        Self::new(name, source(&set), |_| true)
     }
 
     fn of_forms(forms: &'static [WeightForm]) -> Self {
         let set = KernelSet { forms: forms.to_vec(), head: HEADS[0] };
         let is_of =
             |kernel: &str, form: &WeightForm| kernel.starts_with(&format!("{}_", form.name));
-        Self {
-            name: format!("{} to {}", forms[0].name, forms[forms.len() - 1].name),
-            text: source(&set),
-            is_own: Box::new(move |kernel| forms.iter().any(|form| is_of(kernel, form))),
-        }
+        let name = format!("{} to {}", forms[0].name, forms[forms.len() - 1].name);
+        Self::new(name, source(&set), move |kernel| forms.iter().any(|form| is_of(kernel, form)))
     }
 
     fn of_graphs(head: usize) -> Self {
-        Self {
-            name: format!("graphs with heads of {head}"),
-            text: graph_source(head),
-            is_own: Box::new(|kernel| OF_GRAPHS.contains(&kernel)),
-        }
-    }
-
-    fn source(&self) -> Source {
-        Source { name: format!("{}.cu", self.name), text: self.text.clone(), defines: Vec::new() }
+        let name = format!("graphs with heads of {head}");
+        Self::new(name, graph_source(head), |kernel| OF_GRAPHS.contains(&kernel))
     }
 
     /// The line that says what its kernels' lines were compiled from.
     fn compiled_from(&self, target: CudaTarget) -> String {
-        let content = nvrtc::content_name(&self.source(), target);
-        format!("{} | {} | {content}\n", target.word(), self.name)
+        let content = nvrtc::content_name(&self.source, target);
+        format!("{}{content}\n", self.start(target))
     }
 
     /// A line for each kernel that is its own: registers, bytes of stack and of shared memory that it declares.
     fn lines(&self, target: CudaTarget) -> String {
-        let compiled = nvrtc::compile(&self.source(), target, kept().as_deref());
+        let compiled = nvrtc::compile(&self.source, target, kept().as_deref());
         let compiled = compiled.unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(compiled.cubin.sm, target.sm());
-        let mut lines = String::new();
+        let (mut lines, start) = (String::new(), self.start(target));
         let own = compiled.cubin.kernels.iter().filter(|(kernel, _)| (self.is_own)(kernel));
         for (kernel, facts) in own {
             let (registers, stack, shared) =
                 (facts.registers, facts.stack_bytes, facts.shared_bytes);
-            let start = self.start(target);
             writeln!(lines, "{start}{kernel} | {registers} | {stack} | {shared}").unwrap();
         }
         lines
@@ -137,11 +135,6 @@ fn groups() -> Vec<KernelGroup> {
     heads.chain(forms).chain(graphs).collect()
 }
 
-/// Targets whose compiler is here.
-fn here() -> Vec<CudaTarget> {
-    CudaTarget::ALL.into_iter().filter(|&target| super::nvrtc::is_here(target)).collect()
-}
-
 /// What `of` makes of each target, at once.
 fn each<T: Send>(targets: &[CudaTarget], of: impl Fn(CudaTarget) -> T + Sync) -> Vec<T> {
     let of = &of;
@@ -154,7 +147,7 @@ fn each<T: Send>(targets: &[CudaTarget], of: impl Fn(CudaTarget) -> T + Sync) ->
 /// What compiled before from the same text by the same compiler is compiled again by a soak alone.
 #[test]
 fn every_kernel_compiles_for_every_target_and_takes_what_the_table_says() {
-    let (here, groups) = (here(), groups());
+    let (here, groups) = (super::nvrtc::here().collect::<Vec<_>>(), groups());
     if std::env::var_os("UPDATE").is_some() && here.len() == CudaTarget::ALL.len() {
         return update(&groups);
     }

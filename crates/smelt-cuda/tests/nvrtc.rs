@@ -8,7 +8,7 @@ use smelt_cuda::{CudaTarget, Sm};
 const TEXT: &str = include_str!("data/facts.cu");
 
 /// The compiler for a target, or a word that it is not here.
-pub(super) fn is_here(target: CudaTarget) -> bool {
+fn is_here(target: CudaTarget) -> bool {
     let found = nvrtc::find(target);
     if let Err(why) = &found {
         eprintln!("NOT TESTED: {why}");
@@ -16,7 +16,8 @@ pub(super) fn is_here(target: CudaTarget) -> bool {
     found.is_ok()
 }
 
-fn here() -> impl Iterator<Item = CudaTarget> {
+/// Targets whose compiler is here.
+pub(super) fn here() -> impl Iterator<Item = CudaTarget> {
     CudaTarget::ALL.into_iter().filter(|&target| is_here(target))
 }
 

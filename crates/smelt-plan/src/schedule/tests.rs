@@ -328,8 +328,7 @@ fn what_a_known_stage_needs_is_not_looked_at() {
         + &[("a", ""), ("b", "\"a\""), ("c", "\"b\"")].map(|(name, needs)| {
             format!("[stage.{name}]\nkind = \"command\"\nargv = [\"{name}\"]\noutputs = [\"o\"]\ninputs = [{needs}]\n")
         }).concat();
-    let pipeline = Pipeline::parse("w.toml", &text, &Overrides::default()).unwrap();
-    let plan = Plan::build(&pipeline, &Pins::default()).unwrap();
+    let plan = plan_of(&text);
     let [a, b, c] = ["a", "b", "c"].map(|name| plan.find(name).unwrap());
     let key = Digest::of(b"by another store");
     let known = BTreeMap::from([(b, key)]);
@@ -348,12 +347,16 @@ fn what_a_known_stage_needs_is_not_looked_at() {
     assert!(schedule.is_finished() && schedule.ending() == Some(Ending::Failed));
 }
 
+fn plan_of(text: &str) -> Plan {
+    let pipeline = Pipeline::parse("w.toml", text, &Overrides::default()).unwrap();
+    Plan::build(&pipeline, &Pins::default()).unwrap()
+}
+
 fn chain() -> Plan {
     let text = "smelt = 1\nname = \"w\"\n\
         [stage.a]\nkind = \"command\"\nargv = [\"a\"]\noutputs = [\"o\"]\n\
         [stage.b]\nkind = \"command\"\nargv = [\"b\"]\noutputs = [\"o\"]\ninputs = [\"a\"]\n";
-    let pipeline = Pipeline::parse("w.toml", text, &Overrides::default()).unwrap();
-    Plan::build(&pipeline, &Pins::default()).unwrap()
+    plan_of(text)
 }
 
 #[test]
@@ -361,8 +364,7 @@ fn nothing_starts_before_the_store_has_answered_for_all() {
     let text = "smelt = 1\nname = \"w\"\n\
         [stage.a]\nkind = \"command\"\nargv = [\"a\"]\noutputs = [\"o\"]\n\
         [stage.b]\nkind = \"command\"\nargv = [\"b\"]\noutputs = [\"o\"]\n";
-    let pipeline = Pipeline::parse("w.toml", text, &Overrides::default()).unwrap();
-    let plan = Plan::build(&pipeline, &Pins::default()).unwrap();
+    let plan = plan_of(text);
     let (a, b) = (plan.find("a").unwrap(), plan.find("b").unwrap());
     let (mut schedule, _) = Schedule::begin(&plan, Wishes { jobs: 1, ..Wishes::default() });
     assert_eq!(schedule.on_event(Event::Missing(b)), []);
