@@ -49,6 +49,8 @@ pub enum Failure {
     Enospc,
     /// Half of the bytes are written and nothing is said; only for writes.
     ShortWrite,
+    /// Half of the bytes are read, as the system may do at any time; only for reads.
+    ShortRead,
 }
 
 /// Which un-synced things a crash leaves.
@@ -378,6 +380,7 @@ impl World {
             Failure::Eio => true,
             Failure::Enospc => takes_space,
             Failure::ShortWrite => needs == Needs::Write,
+            Failure::ShortRead => what == "read",
         };
         if !meets {
             return Ok(false);
@@ -386,7 +389,7 @@ impl World {
         match failure {
             Failure::Eio => Err(os(libc::EIO)),
             Failure::Enospc => Err(os(libc::ENOSPC)),
-            Failure::ShortWrite => Ok(true),
+            Failure::ShortWrite | Failure::ShortRead => Ok(true),
         }
     }
 
@@ -822,10 +825,12 @@ impl SimFile {
 impl DiskFile for SimFile {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let mut world = self.world();
-        world.step("read", &self.path, Needs::Nothing)?;
+        let is_short = world.step("read", &self.path, Needs::Nothing)?;
         let bytes = &world.file(self.id).live.bytes;
         let start = (offset as usize).min(bytes.len());
-        let count = buffer.len().min(bytes.len() - start);
+        let whole = buffer.len().min(bytes.len() - start);
+        // Nothing would be the end of the file.
+        let count = if is_short { whole.div_ceil(2) } else { whole };
         buffer[..count].copy_from_slice(&bytes[start..start + count]);
         Ok(count)
     }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use smelt_random::Random;
 
 use super::script::{Promises, ROOT, disk_with_model, key, open, play};
-use crate::disk::sim::{Left, SimDisk};
+use crate::disk::sim::{Failure, Left, SimDisk, Trouble};
 use crate::disk::turns::TurnScheduler;
 use crate::disk::{Disk, FileKind};
-use crate::log::{Log, LogError, RECORD_BYTES_MAX};
+use crate::log::{Log, LogError, RECORD_BYTES_MAX, is_damaged};
 use crate::output::Lookup;
 
 const LOG: &str = "/log";
@@ -203,6 +203,42 @@ fn a_line_without_an_end_is_not_read_for_ever() {
 }
 
 #[test]
+fn a_line_longer_than_any_record_is_damage() {
+    // Besides its text a record takes up to 39 bytes; one that lacks its end may just be written.
+    let disk = SimDisk::new();
+    disk.put(Path::new(LOG), &vec![b'7'; RECORD_BYTES_MAX + 40]);
+    assert!(is_damaged(&disk, Path::new(LOG)).unwrap());
+}
+
+/// The end of the line before is lost too.
+#[test]
+fn a_record_behind_one_that_reads_as_zeros_is_read() {
+    let mut bytes = written(&["1", "2", "3"].map(str::to_owned));
+    let line_bytes = bytes.len() / 3;
+    bytes[line_bytes..2 * line_bytes].fill(0);
+    let disk = SimDisk::new();
+    disk.put(Path::new(LOG), &bytes);
+    let mut log = open_log(&disk);
+    let mut found = Vec::new();
+    log.read_new(&mut |place, text| found.push((place, text.to_owned()))).unwrap();
+    assert_eq!(found.iter().map(|(_, text)| &**text).collect::<Vec<_>>(), ["1", "3"]);
+    for (place, text) in found {
+        assert_eq!(log.read_again(place).unwrap(), Some(text));
+    }
+}
+
+#[test]
+fn a_record_that_comes_in_two_reads_is_read_again_whole() {
+    let disk = SimDisk::new();
+    let mut log = open_log(&disk);
+    append(&mut log, "\"the first\"");
+    let place = log.append("\"the second\"", &mut |_, _| {}).unwrap();
+    disk.plan(Trouble::FailAt(1, Failure::ShortRead));
+    assert_eq!(log.read_again(place).unwrap().as_deref(), Some("\"the second\""));
+    assert_eq!((disk.met(), disk.operations()), ("read /log".to_owned(), 2));
+}
+
+#[test]
 fn records_of_others_are_seen() {
     let disk = SimDisk::new();
     let (mut ours, mut theirs) = (open_log(&disk), open_log(&disk));
@@ -240,6 +276,18 @@ fn a_log_that_shrank_under_us_is_read_again() {
     assert_eq!(read(&mut open_log(&disk)), ["1", "2", "3"]);
 }
 
+#[test]
+fn an_append_to_a_log_that_shrank_leaves_no_hole() {
+    let disk = SimDisk::new();
+    let mut ours = open_log(&disk);
+    for record in ["1", "\"the second\""] {
+        append(&mut ours, record);
+    }
+    disk.put(Path::new(LOG), &written(&["1".to_owned()]));
+    assert_eq!(append(&mut ours, "3"), ["1"]);
+    assert_eq!(disk.get(Path::new(LOG)).unwrap(), written(&["1", "3"].map(str::to_owned)));
+}
+
 /// Turns the last record into none.
 fn damage_the_end(disk: &SimDisk) {
     let mut bytes = disk.get(Path::new(LOG)).unwrap();
@@ -262,6 +310,19 @@ fn a_log_that_was_cut_and_grew_past_us_is_read_again() {
     assert!(read(&mut ours).ends_with(&found.map(str::to_owned)));
 }
 
+/// Whoever keeps an index hears that a record is gone before the one in its place is whole.
+#[test]
+fn a_log_that_was_cut_and_ends_past_us_in_a_torn_record_is_read_again() {
+    let disk = SimDisk::new();
+    let mut ours = open_log(&disk);
+    append(&mut ours, "\"a\"");
+    append(&mut ours, "\"b\"");
+    read(&mut ours);
+    let torn = written(&["\"a\"".to_owned(), "y".repeat(90)]);
+    disk.put(Path::new(LOG), &torn[..torn.len() - 1]);
+    assert_eq!(read(&mut ours), ["\"a\""]);
+}
+
 #[test]
 fn an_append_of_one_that_fell_behind_cuts_nothing_good() {
     let disk = SimDisk::new();
@@ -276,12 +337,12 @@ fn an_append_of_one_that_fell_behind_cuts_nothing_good() {
 }
 
 /// Who reads has read across the end that another one cuts, and goes on where new records lie.
-#[test]
-fn a_log_that_is_cut_and_grows_while_it_is_read_is_read_again() {
+#[track_caller]
+fn check_cut_while_read(damaged_for_good: &[u8]) {
     for seed in 0..200 {
         let disk = SimDisk::new();
-        let bad = [&written(&["\"a\"".to_owned()])[..], b"2 no record\n"].concat();
-        disk.put(Path::new(LOG), &bad);
+        let a = written(&["\"a\"".to_owned()]);
+        disk.put(Path::new(LOG), &[damaged_for_good, &a, b"2 no record\n"].concat());
         let turns = Arc::new(TurnScheduler::new(2, seed));
         let mut seen = Vec::new();
         std::thread::scope(|scope| {
@@ -305,6 +366,17 @@ fn a_log_that_is_cut_and_grows_while_it_is_read_is_read_again() {
 }
 
 #[test]
+fn a_log_that_is_cut_and_grows_while_it_is_read_is_read_again() {
+    check_cut_while_read(b"");
+}
+
+/// Both readings pass over something and come to the same end: how many records they saw differs.
+#[test]
+fn a_damaged_log_that_is_cut_and_grows_while_it_is_read_is_read_again() {
+    check_cut_while_read(b"no record either\n");
+}
+
+#[test]
 fn a_line_is_the_documented_one() {
     // python3: sha256(pack("<Q", 1) + b'{"n":1}').hexdigest()[:16]
     let records = ["{\"n\":1}".to_owned(), "\"two\"".to_owned()];
@@ -325,8 +397,57 @@ fn a_cut_of_whole_records_is_kept_for_a_look() {
 }
 
 #[test]
+fn a_compaction_keeps_what_it_drops_of_a_bad_end_for_a_look() {
+    let disk = SimDisk::new();
+    disk.mkdir(Path::new("/aside")).unwrap();
+    disk.put(Path::new(LOG), &written(&["1".to_owned(), "2".to_owned()]));
+    damage_the_end(&disk);
+    compact(&mut open_log(&disk), &[]);
+    assert_eq!(read(&mut open_log(&disk)), ["1"]);
+    let kept = disk.list(Path::new("/aside")).unwrap();
+    assert_eq!(kept.len(), 1, "{kept:?}");
+}
+
+/// Keeps every record and adds some.
+fn compact(log: &mut Log, added: &[String]) {
+    log.compact(|_, _| true, added, &mut |_, _| {}).unwrap();
+}
+
+#[test]
+fn a_compacted_log_of_more_than_one_write_is_whole() {
+    let disk = SimDisk::new();
+    let added: Vec<String> = (0..9).map(|n| n.to_string().repeat(1 << 20)).collect();
+    compact(&mut open_log(&disk), &added);
+    assert!(read(&mut open_log(&disk)) == added);
+}
+
+#[test]
+fn a_compaction_writes_many_records_at_a_time() {
+    let disk = SimDisk::new();
+    let mut log = open_log(&disk);
+    (0..100).for_each(|n| drop(append(&mut log, &n.to_string())));
+    disk.plan(Trouble::Nothing);
+    compact(&mut log, &[]);
+    assert!(disk.operations() < 50, "{}", disk.operations());
+    assert_eq!(read(&mut open_log(&disk)).len(), 100);
+}
+
+#[test]
+fn who_only_reads_follows_a_compaction_and_changes_nothing() {
+    let disk = SimDisk::new();
+    let mut theirs = open_log(&disk);
+    append(&mut theirs, "1");
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let mut ours = Log::open_to_read(shared, LOG.into()).unwrap().unwrap();
+    assert_eq!(read(&mut ours), ["1"]);
+    compact(&mut theirs, &["2".to_owned()]);
+    disk.plan(Trouble::Nothing);
+    assert_eq!(read(&mut ours), ["1", "2"]);
+    assert_eq!(disk.changes(), 0);
+}
+
+#[test]
 fn after_a_failed_sync_a_log_takes_nothing_more() {
-    use crate::disk::sim::{Failure, Trouble};
     let disk = SimDisk::new();
     let mut log = open_log(&disk);
     append(&mut log, "1");

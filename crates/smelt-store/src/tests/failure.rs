@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use nix::libc::{EACCES, ECANCELED, EIO, ENOSPC};
+use serde_json::Value;
 
 use super::script::{
     Excuses, Promises, audit, disk_with_model, is_look_at_sealed, key, open, play,
@@ -101,6 +102,31 @@ fn a_short_write_anywhere_is_reported_and_cured_by_another_run() {
     let count = sweep(&disk_with_model(), Failure::ShortWrite);
     println!("short write: {count:?}");
     assert!(count.met > 15 && count.reported > count.survived, "{count:?}");
+}
+
+#[test]
+fn a_short_read_anywhere_is_no_failure() {
+    let count = sweep(&disk_with_model(), Failure::ShortRead);
+    println!("short read: {count:?}");
+    assert!(count.met > 30 && count.reported == 0, "{count:?}");
+}
+
+/// Only where another process was faster is there something to look at and to try again.
+#[test]
+fn a_full_disk_is_named_by_whom_it_keeps_from_placing_a_tree() {
+    let mut moves = 0;
+    for point in 1..60 {
+        let disk = SimDisk::new();
+        let store = open(&disk).unwrap();
+        disk.put(Path::new("/work/file"), b"content");
+        disk.plan(Trouble::FailAt(point, Failure::Enospc));
+        let sealed = store.seal(&key("a"), Path::new("/work"), Value::Null);
+        if disk.met().contains("rename to /data/kept/cache/out/") {
+            moves += 1;
+            assert!(sealed.unwrap_err().is_disk_full());
+        }
+    }
+    assert_eq!(moves, 1);
 }
 
 #[test]

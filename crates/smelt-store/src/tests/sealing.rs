@@ -9,11 +9,14 @@ use std::time::SystemTime;
 use serde_json::json;
 
 use super::script::key;
+use crate::actions::Entry;
 use crate::disk::Wait;
+use crate::log::{LogError, RECORD_BYTES_MAX};
+use crate::manifest::Manifest;
 use crate::output::{Location, Lookup, Output};
 use crate::run::{Run, Whole};
 use crate::seal::SealError;
-use crate::store::Store;
+use crate::store::{Store, StoreError};
 
 /// A store with a run in a directory of its own.
 struct World {
@@ -280,6 +283,38 @@ fn a_refused_seal_leaves_the_files_as_they_were() {
     assert_eq!(mode(&work.join("model.onnx")) & 0o200, 0o200);
     fs::remove_file(work.join("link")).unwrap();
     world.store.seal(&key("a"), &work, json!(null)).unwrap();
+}
+
+#[test]
+fn a_record_over_the_limit_is_refused_before_anything_is_touched() {
+    let world = World::new();
+    let work = world.work("a");
+    let record = json!("x".repeat(RECORD_BYTES_MAX));
+    let refused = world.store.seal(&key("a"), &work, record).unwrap_err();
+    assert!(
+        matches!(refused, SealError::Store(StoreError::Log(LogError::RecordTooLarge { .. }))),
+        "{refused}"
+    );
+    assert_eq!(mode(&work.join("model.onnx")) & 0o200, 0o200);
+    assert_eq!(world.store.bytes_hashed(), 0);
+    assert_eq!(fs::read_dir(world.dir.path().join("out")).unwrap().count(), 0);
+}
+
+#[test]
+fn the_largest_record_is_read_from_its_copy() {
+    let world = World::new();
+    let files = Manifest::new(Vec::new()).unwrap();
+    let entry = |letters: usize| Entry::Seal {
+        key: key("a"),
+        tree: files.digest(),
+        files: files.clone(),
+        record: json!("x".repeat(letters)),
+        refers: Vec::new(),
+    };
+    let largest = entry(RECORD_BYTES_MAX - entry(0).to_text().len());
+    assert_eq!(largest.to_text().len(), RECORD_BYTES_MAX);
+    world.store.lay_seal(&key("a"), &largest);
+    assert!(world.store.read_seal(&key("a")).unwrap() == Some(largest));
 }
 
 #[test]
