@@ -8,6 +8,7 @@ mod longest;
 mod packages;
 mod pages;
 mod serving;
+mod vectors;
 
 pub(crate) use edges::crates;
 
@@ -34,6 +35,7 @@ pub(crate) fn run() -> Result<()> {
     let smelt = build_smelt()?;
     findings.extend(pipelines(&smelt)?);
     findings.extend(pages::check(&smelt)?);
+    findings.extend(vectors::check(&smelt)?);
     longest::print(&sources);
     tell(&findings)
 }

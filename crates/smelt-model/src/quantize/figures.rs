@@ -93,6 +93,15 @@ impl<S: Simd> VectorSums<S> {
         self.cross[n] = add_product(self.cross[n], values, errors);
         self.largest[n] = simd.max_f32s(self.largest[n], simd.abs_f32s(errors));
     }
+
+    /// Takes [`LANES`] values of a row, and what they are rounded to.
+    #[inline(always)]
+    fn add_part(&mut self, simd: S, values: &[f32; LANES], rounded: &[f32; LANES]) {
+        let rounded = S::as_simd_f32s(rounded).0;
+        for (n, values) in S::as_simd_f32s(values).0.iter().enumerate() {
+            self.add(simd, n, *values, simd.sub_f32s(*values, rounded[n]));
+        }
+    }
 }
 
 impl RowSums {
@@ -142,16 +151,12 @@ impl WithSimd for AddRow<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let mut sums = self.sums.load(simd);
-        let mut add = |values: &[f32; LANES], rounded: &[f32; LANES]| {
-            let rounded = S::as_simd_f32s(rounded).0;
-            for (n, values) in S::as_simd_f32s(values).0.iter().enumerate() {
-                sums.add(simd, n, *values, simd.sub_f32s(*values, rounded[n]));
-            }
-        };
         let (values, last) = self.values.as_chunks();
         let (rounded, last_rounded) = self.rounded.as_chunks();
-        values.iter().zip(rounded).for_each(|(values, rounded)| add(values, rounded));
-        add(&padded(last), &padded(last_rounded));
+        for (values, rounded) in values.iter().zip(rounded) {
+            sums.add_part(simd, values, rounded);
+        }
+        sums.add_part(simd, &padded(last), &padded(last_rounded));
         self.sums.store(&sums);
     }
 }

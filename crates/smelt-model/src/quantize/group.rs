@@ -64,24 +64,14 @@ impl QuantParams {
     fn error<S: Simd>(self, simd: S, values: &[f32], importance: Option<&[f32]>) -> f32 {
         let step = StepVectors::new(simd, self);
         let mut sums: Lanes<S> = [simd.splat_f32s(0.0); LANES];
-        let mut add = |values: &[f32; LANES], weights: Option<&[f32; LANES]>| {
-            let weights = weights.map(|weights| S::as_simd_f32s(weights).0);
-            for (n, values) in S::as_simd_f32s(values).0.iter().enumerate() {
-                let errors = step.errors(simd, *values, step.shifted(simd, *values));
-                let mut squares = simd.mul_f32s(errors, errors);
-                if let Some(weights) = weights {
-                    squares = simd.mul_f32s(squares, weights[n]);
-                }
-                sums[n] = simd.add_f32s(sums[n], squares);
-            }
-        };
         let weights = importance.map(|importance| importance.as_chunks::<LANES>());
         let (chunks, last) = values.as_chunks();
         for (n, chunk) in chunks.iter().enumerate() {
-            add(chunk, weights.map(|(weights, _)| &weights[n]));
+            step.add_squares(simd, &mut sums, chunk, weights.map(|(weights, _)| &weights[n]));
         }
         if !last.is_empty() {
-            add(&padded(last), weights.map(|(_, last)| padded(last)).as_ref());
+            let weights = weights.map(|(_, last)| padded(last));
+            step.add_squares(simd, &mut sums, &padded(last), weights.as_ref());
         }
         let mut lanes = [0.0; LANES];
         store::<S>(&sums, &mut lanes);
@@ -124,6 +114,26 @@ impl<S: Simd> StepVectors<S> {
     fn errors(&self, simd: S, values: S::f32s, shifted: S::f32s) -> S::f32s {
         let quant = simd.sub_f32s(shifted, self.rounder);
         simd.sub_f32s(values, simd.mul_f32s(quant, self.scale))
+    }
+
+    /// Adds the squares of the errors of [`LANES`] values, each times its weight where there are weights.
+    #[inline(always)]
+    fn add_squares(
+        &self,
+        simd: S,
+        sums: &mut Lanes<S>,
+        values: &[f32; LANES],
+        weights: Option<&[f32; LANES]>,
+    ) {
+        let weights = weights.map(|weights| S::as_simd_f32s(weights).0);
+        for (n, values) in S::as_simd_f32s(values).0.iter().enumerate() {
+            let errors = self.errors(simd, *values, self.shifted(simd, *values));
+            let mut squares = simd.mul_f32s(errors, errors);
+            if let Some(weights) = weights {
+                squares = simd.mul_f32s(squares, weights[n]);
+            }
+            sums[n] = simd.add_f32s(sums[n], squares);
+        }
     }
 }
 

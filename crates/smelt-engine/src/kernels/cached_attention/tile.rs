@@ -101,14 +101,18 @@ impl Tile {
             }
         }
         if let Some(scales) = head.scales {
-            scores.iter_mut().for_each(|row| scale(lanes, row, scales.keys));
+            for row in &mut scores {
+                scale(lanes, row, scales.keys);
+            }
         }
         for (row, visible) in scores.iter_mut().zip(visible) {
             row.as_flattened_mut()[visible..].fill(f32::NEG_INFINITY);
         }
         let factors = self.weigh(lanes, &mut scores);
         if let Some(scales) = head.scales {
-            scores.iter_mut().for_each(|row| scale(lanes, row, scales.values));
+            for row in &mut scores {
+                scale(lanes, row, scales.values);
+            }
         }
         let units = self.out.len() / R;
         let values = head.values.chunks_exact(units);
