@@ -1,16 +1,21 @@
 //! Runs every check, in the order that fails fastest, and says how long each took.
+//!
+//! What is executed instruction by instruction for other machines runs beside the other checks of our own, in a process whose
+//! output is kept until it ends: each of the two leaves a core to the other for half of the time.
 
 use std::fmt;
-use std::process::Command;
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Command};
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
 use crate::{
-    bench, cma, conformance, cross, fetch, onnxruntime, operation, power_cuts, root, tidy,
+    bench, cma, conformance, cross, fetch, onnxruntime, operation, power_cuts, root, target, tidy,
     toolchains, unchanged, walks,
 };
 
@@ -49,8 +54,8 @@ const INPUTS: [&str; 8] =
 /// A check that is our own: its name, what it reads beside [`INPUTS`], and how it runs, or says that it cannot.
 type CheckFn = (&'static str, &'static [&'static str], fn() -> Result<bool>);
 
-/// Checks of our own, in their order; `cma` goes on from what `aarch64` built.
-const OWN: [CheckFn; 11] = [
+/// Checks of our own, in their order.
+const OWN: [CheckFn; 8] = [
     ("toolchains", &[], || ran(toolchains::quick())),
     ("onnxruntime", &[], || ran(onnxruntime::run())),
     ("conformance", &[], || ran(conformance::run())),
@@ -59,6 +64,10 @@ const OWN: [CheckFn; 11] = [
     ("bench router", &[], || ran(bench::router::run(&["--smoke"]))),
     ("operation", &["docs"], || ran(operation::run())),
     ("walks", &["README.md", "docs"], || ran(walks::run(walks::Walker::Ci))),
+];
+
+/// Those beside them; `cma` goes on from what `aarch64` built.
+const BESIDE: [CheckFn; 3] = [
     ("aarch64", &[], || ran(cross::test_engine())),
     ("cma", &[], || cma::run(cma::CI)),
     ("power cuts", &[], || power_cuts::run(power_cuts::CI)),
@@ -105,15 +114,64 @@ pub(crate) fn run(all: bool) -> Result<()> {
         times.push(step("tidy", || ran(tidy::run()))?);
         anyhow::Ok(times)
     })?;
-    for (name, own, check) in OWN {
-        let inputs = [&INPUTS, own].concat();
-        times.push(step(name, || unchanged::or_run(name, &inputs, check))?);
-    }
+    let other = Beside::start()?;
+    let own = checks(&OWN);
+    // Whatever came of our own: what the others found is told as well, and none is left behind.
+    let others = other.end();
+    times.extend(own?);
+    let others = others?;
     for took in times {
         println!("{took}");
     }
-    println!("{:12} {:4} s", "all", begin.elapsed().as_secs());
+    println!("{others}{:12} {:4} s", "all", begin.elapsed().as_secs());
     Ok(())
+}
+
+/// The checks beside, in the process that [`Beside`] starts.
+pub(crate) fn beside() -> Result<()> {
+    checks(&BESIDE).map(drop)
+}
+
+/// Runs checks of our own, one after the other.
+fn checks(all: &[CheckFn]) -> Result<Vec<Took>> {
+    let one = |(name, own, check): &CheckFn| {
+        let inputs = [&INPUTS, *own].concat();
+        step(name, || unchanged::or_run(name, &inputs, *check))
+    };
+    all.iter().map(one).collect()
+}
+
+/// The process of the checks beside.
+struct Beside {
+    process: Child,
+    log: PathBuf,
+}
+
+impl Beside {
+    fn start() -> Result<Self> {
+        let log = target().join("ci-beside.log");
+        let file = File::create(&log).with_context(|| log.display().to_string())?;
+        let mut process = Command::new(std::env::current_exe()?);
+        process.args(["ci", "--beside"]).stderr(file.try_clone()?).stdout(file);
+        println!("\nbeside what follows: {}", BESIDE.map(|(name, ..)| name).join(", "));
+        Ok(Self { process: process.spawn().context("cannot start xtask")?, log })
+    }
+
+    /// Waits for it and prints what it said; the lines with what its steps took.
+    fn end(mut self) -> Result<String> {
+        let status = self.process.wait()?;
+        let said = fs::read_to_string(&self.log).with_context(|| self.log.display().to_string())?;
+        println!("{said}");
+        ensure!(status.success(), "a check beside the others failed: {status}");
+        Ok(times_in(&said))
+    }
+}
+
+/// Of what the checks beside said the lines with their times.
+fn times_in(said: &str) -> String {
+    let starts = BESIDE.map(|(name, ..)| format!("{name:12} "));
+    let is_time = |line: &&str| starts.iter().any(|start| line.starts_with(start));
+    said.lines().filter(is_time).map(|line| format!("{line}\n")).collect()
 }
 
 /// Three threads of tests for two processors: a quarter of the tests' time is waiting, for disks and for each other.
@@ -141,7 +199,7 @@ fn step(name: &'static str, run: impl FnOnce() -> Result<bool>) -> Result<Took> 
 }
 
 /// Seconds of processors that programs took which ended, and theirs; guests and servers that were left alone count for nothing.
-fn children_cpu_s() -> Result<u64> {
+pub(crate) fn children_cpu_s() -> Result<u64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("getrusage")?;
     let seconds = |time: TimeVal| u64::try_from(time.tv_sec()).unwrap_or(0);
     Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
@@ -173,8 +231,16 @@ mod tests {
 
     #[test]
     fn what_steps_depend_on_is_there() {
-        for (_, own, _) in OWN {
-            unchanged::digest(&[&INPUTS, own].concat()).unwrap();
+        for (_, own, _) in OWN.iter().chain(&BESIDE) {
+            unchanged::digest(&[&INPUTS, *own].concat()).unwrap();
         }
+    }
+
+    #[test]
+    fn times_of_checks_beside_are_found_in_what_they_say() {
+        let aarch64 = Took { name: "aarch64", times: Some(Times { wall_s: 305, cpu_s: 491 }) };
+        let cma = Took { name: "cma", times: None };
+        let said = format!("$ cargo xtask cma\naarch64: smelt runs\n\n{aarch64}\nx\n{cma}\n");
+        assert_eq!(times_in(&said), format!("{aarch64}\n{cma}\n"));
     }
 }

@@ -131,6 +131,8 @@ fn main() -> ExitCode {
         ["check", since] => check::run(Some(since)),
         ["ci"] => ci::run(false),
         ["ci", "--all"] => ci::run(true),
+        // Started by `ci`.
+        ["ci", "--beside"] => ci::beside(),
         ["aarch64"] => cross::test_engine(),
         ["llama"] => llama::run(),
         ["mutants", ref rest @ ..] => mutants::run(rest),
