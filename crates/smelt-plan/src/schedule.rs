@@ -435,7 +435,7 @@ impl<'p> Schedule<'p> {
     /// After the ending nothing starts; without it, only what a failed stage feeds cannot.
     fn skip_what_cannot_run(&mut self) {
         let idle = |state| matches!(state, State::Waiting | State::Ready | State::Held);
-        if self.ending.is_some() && self.tally.unfinished > 0 {
+        if self.ending.is_some() {
             for (stage, _) in self.plan.stages() {
                 if idle(self.state(stage)) {
                     self.set(stage, State::Skipped);

@@ -230,9 +230,10 @@ mod tests {
             let mut buckets = Buckets::default();
             buckets.keep(&row, scale, f64::INFINITY, 0.0);
             let mut counts = vec![0; BUCKETS];
-            row.iter().for_each(|logit| counts[buckets.bucket(*logit, scale)] += 1);
             // What hardly weighs anything shares the last.
-            let most = counts[..BUCKETS - 1].iter().max().unwrap();
+            let weighs = |logit: &&f32| (largest - **logit) * scale.scale < REACH;
+            row.iter().filter(weighs).for_each(|l| counts[buckets.bucket(*l, scale)] += 1);
+            let most = counts.iter().max().unwrap();
             // Three equal parts added up are at most 9/4 times as dense as evenly spread ones.
             assert!((1..=4 * row.len() / BUCKETS).contains(most), "{most} at {temperature}");
         }
@@ -250,6 +251,22 @@ mod tests {
                 let token = buckets.draw(&row, scale, kept, draw);
                 assert!(all.iter().any(|candidate| candidate.token() == token), "{weight_min}");
             }
+        }
+    }
+
+    /// Weights that were rounded up as they were added up leave the largest draw behind all buckets.
+    #[test]
+    fn what_rounding_leaves_over_is_of_the_last_that_counts() {
+        let mut buckets = Buckets::default();
+        for seed in 0..50 {
+            let mut random = Random::new(seed);
+            // Only the first is too unlikely, and the bucket before its own is empty.
+            let mut row = vec![-26.5, 0.0];
+            row.extend((0..50).map(|_| -24.0 - random.unit()));
+            let scale = Scale { largest: 0.0, scale: 1.0 };
+            let kept = buckets.keep(&row, scale, f64::INFINITY, 1e-11);
+            let token = buckets.draw(&row, scale, kept, 1.0 - f64::EPSILON / 2.0);
+            assert_ne!(token, 0, "{seed}");
         }
     }
 }

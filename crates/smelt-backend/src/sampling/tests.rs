@@ -424,3 +424,17 @@ fn a_bias_on_no_token_of_the_model_is_refused() {
     assert_eq!(error.to_string(), "logit_bias names token 7, but the model has 7");
     assert!(Sampler::new(&settings, &[], 8).is_ok());
 }
+
+/// Devices choose later than they are asked.
+#[test]
+fn a_draw_that_is_kept_is_the_draw_that_was_made() {
+    let settings = Settings { temperature: 1.0, frequency_penalty: 0.5, ..Settings::default() };
+    let mut sampler = Sampler::new(&settings, &[], 70).unwrap();
+    sampler.count(3);
+    let mask = Mask::new(&[0, 1 << 8]);
+    let draw = sampler.draws.draw(Some(mask));
+    let kept = OwnDraw::of(&draw);
+    let again = kept.as_draw();
+    assert_eq!((again.settings, again.counts), (&settings, draw.counts));
+    assert_eq!((again.mask, again.uniform), (Some(mask), draw.uniform));
+}

@@ -359,12 +359,16 @@ fn chain() -> Plan {
     plan_of(text)
 }
 
-#[test]
-fn nothing_starts_before_the_store_has_answered_for_all() {
+fn pair() -> Plan {
     let text = "smelt = 1\nname = \"w\"\n\
         [stage.a]\nkind = \"command\"\nargv = [\"a\"]\noutputs = [\"o\"]\n\
         [stage.b]\nkind = \"command\"\nargv = [\"b\"]\noutputs = [\"o\"]\n";
-    let plan = plan_of(text);
+    plan_of(text)
+}
+
+#[test]
+fn nothing_starts_before_the_store_has_answered_for_all() {
+    let plan = pair();
     let (a, b) = (plan.find("a").unwrap(), plan.find("b").unwrap());
     let (mut schedule, _) = Schedule::begin(&plan, Wishes { jobs: 1, ..Wishes::default() });
     assert_eq!(schedule.on_event(Event::Missing(b)), []);
@@ -415,4 +419,55 @@ fn an_attempt_that_the_user_stopped_ends_the_run_as_stopped() {
     schedule.on_event(Event::Stopped(a));
     assert!(schedule.is_finished());
     assert_eq!(schedule.ending(), Some(Ending::Interrupted));
+}
+
+#[test]
+fn what_another_run_builds_is_looked_at_again() {
+    let plan = chain();
+    let a = plan.find("a").unwrap();
+    let (mut schedule, look) = Schedule::begin(&plan, Wishes::default());
+    schedule.on_event(Event::Missing(a));
+    assert!(!schedule.is_waiting_for_others());
+    assert_eq!(schedule.on_event(Event::Held(a)), []);
+    assert!(schedule.is_waiting_for_others());
+    assert_eq!(schedule.on_event(Event::Tick), look);
+}
+
+#[test]
+fn a_failure_ends_the_run_unless_it_is_to_keep_going() {
+    let plan = pair();
+    let (a, b) = (plan.find("a").unwrap(), plan.find("b").unwrap());
+    let class = FailureClass::ToolRejected;
+    let after = |keep_going| {
+        let (mut schedule, _) = Schedule::begin(&plan, Wishes { keep_going, ..Wishes::default() });
+        schedule.on_event(Event::Missing(a));
+        schedule.on_event(Event::Missing(b));
+        let failure = Failure { class, exit: None, message: String::new() };
+        schedule.on_event(Event::Failed(a, failure));
+        (schedule.ending(), schedule.state(b))
+    };
+    assert_eq!(after(false), (Some(Ending::Failed), State::Skipped));
+    assert_eq!(after(true), (None, State::Running { attempt: 1 }));
+}
+
+/// Another stage asked for the reboot; this one has no rung of its own and had failed as well.
+#[test]
+fn a_reboot_is_a_change_for_every_stage_that_had_failed() {
+    let text = "smelt = 1\nname = \"w\"\n[stage.a]\nkind = \"command\"\nargv = [\"a\"]\n\
+        outputs = [\"o\"]\nretry = { attempts = 2 }\n";
+    let plan = plan_of(text);
+    let a = plan.find("a").unwrap();
+    let key = Schedule::begin(&plan, Wishes::default()).0.key(a).unwrap();
+    let first = |attempts, rebooted| {
+        let class = FailureClass::DeviceMemory;
+        let earlier = Earlier { attempts, class, used: BTreeSet::new(), rebooted };
+        let earlier = BTreeMap::from([(key, earlier)]);
+        let (mut schedule, _) = Schedule::begin(&plan, Wishes { earlier, ..Wishes::default() });
+        let mut started = schedule.on_event(Event::Missing(a));
+        let Some(Command::Start { attempt, changes, .. }) = started.pop() else { panic!() };
+        (attempt, changes)
+    };
+    assert_eq!(first(1, true), (2, vec![Change::Reboot]));
+    assert_eq!(first(1, false), (1, vec![]), "nothing has changed");
+    assert_eq!(first(2, true), (1, vec![]), "its attempts are used up");
 }
