@@ -45,7 +45,8 @@ fn served(way: &str, more: &str, flags: &[&str]) -> (World, Server) {
     let dir = world.path("cache/out/by-hand");
     fs::create_dir(&dir).unwrap();
     fs::write(dir.join("deployment.json"), text).unwrap();
-    let server = Server::of(&world, &["cache/out/by-hand"], flags);
+    let flags = [&["--allow-program"], flags].concat();
+    let server = Server::of(&world, &["cache/out/by-hand"], &flags);
     assert!(until(|| server.get("/health").status == 200), "{way}");
     (world, server)
 }
@@ -70,6 +71,29 @@ fn assert_counts(answer: &Answer) {
     assert_eq!(answer.status, 200, "{}", answer.body);
     let content = &answer.json()["choices"][0]["message"]["content"];
     assert_eq!(content, "one two three");
+}
+
+#[test]
+fn a_strangers_directory_starts_no_program_unasked() {
+    let world = world("well", "");
+    world.run(&[]);
+    let (dir, seen) = (world.path("unpacked"), world.path("seen"));
+    fs::create_dir(&dir).unwrap();
+    let made = fs::read_to_string(world.out("deployment").join("deployment.json")).unwrap();
+    let mut spec: Value = serde_json::from_str(&made).unwrap();
+    spec["server"] = json!(["touch", seen]);
+    spec["engine"] = json!(".");
+    fs::write(dir.join("deployment.json"), spec.to_string()).unwrap();
+    let refused = world.smelt(&["serve", "unpacked", "--addr", "127.0.0.1:0"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    let program = format!("touch {}", seen.display());
+    assert!(refused.stderr.contains(&program), "{}", refused.stderr);
+    assert!(refused.stderr.contains("--allow-program"), "{}", refused.stderr);
+    assert!(!seen.exists());
+    // Who trusts it has it started: this one ends at once, and is named.
+    let ended = world.smelt(&["serve", "unpacked", "--addr", "127.0.0.1:0", "--allow-program"]);
+    assert_ne!(ended.code, Some(0));
+    assert!(seen.exists(), "{}", ended.stderr);
 }
 
 #[test]

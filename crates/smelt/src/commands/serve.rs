@@ -150,6 +150,7 @@ fn loads(
         image_options: flags.image_options.wanted(),
         golden: flags.golden.clone(),
         template: flags.chat_template.clone(),
+        allow_program: flags.allow_program,
     };
     targets.into_iter().zip(names).enumerate().map(load).collect()
 }
@@ -238,6 +239,8 @@ struct Load {
     image_options: ImageOptions,
     golden: Option<PathBuf>,
     template: Option<PathBuf>,
+    /// Whether a directory's deployment may start the program that it names.
+    allow_program: bool,
 }
 
 impl Load {
@@ -269,6 +272,9 @@ impl Load {
         let dir = target::directory(&self.target, &self.sets)?;
         self.holds.found(self.at, &dir)?;
         let Heading { model, engines, does, .. } = open::heading(&dir)?;
+        if does == Does::Relays {
+            self.may_start(&dir)?;
+        }
         let (apart, others): (Vec<PathBuf>, Vec<PathBuf>) =
             engines.into_iter().partition(|dir| open::is_apart(dir));
         let device_bytes = integrity::bytes(&apart);
@@ -276,6 +282,20 @@ impl Load {
         let name = self.name.clone().unwrap_or(model);
         let is_upstream = does == Does::Relays;
         Ok(DeploymentInfo { dir, name, bytes, device_bytes, is_upstream })
+    }
+
+    /// Refuses the program of a deployment that was given by its directory: whoever made the directory chose the program, and
+    /// only the flag says that he is trusted.  Of a pipeline and of a name whoever built it has written the program down.
+    fn may_start(&self, dir: &Path) -> Result<(), Failed> {
+        if self.allow_program || !self.target.is_dir() {
+            return Ok(());
+        }
+        let program = upstream::Spec::read(dir)?.server.join(" ");
+        Err(Failed::usage(format!(
+            "{}: serving it starts a program with your rights, which it names: {program}; if you trust whoever made it, add \
+             --allow-program",
+            self.target.display()
+        )))
     }
 
     /// Opens, checks and warms up the deployment in `dir`.

@@ -42,6 +42,9 @@ pub(crate) struct ServeFlags {
     /// stays; an encoder has only to run
     #[arg(long, value_name = "DIR")]
     pub(crate) golden: Option<PathBuf>,
+    /// Where a target is a directory whose deployment names another program's server: start that program
+    #[arg(long)]
+    pub(crate) allow_program: bool,
     /// A chat template (Jinja) in the place of the deployments' own
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
