@@ -17,6 +17,8 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use smelt_plan::admission::{Basis, Forecast};
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::Pins;
@@ -688,6 +690,20 @@ fn play(seed: u64) -> (u64, u64) {
 
 const WORLDS: u64 = 20_000;
 
+/// The processors that this process may use.
+fn processors() -> Vec<usize> {
+    let allowed = sched_getaffinity(Pid::from_raw(0)).expect("Linux says it");
+    (0..CpuSet::count()).filter(|&one| allowed.is_set(one).unwrap_or(false)).collect()
+}
+
+/// Keeps this thread, and those that it starts, on one processor: actors of a world take turns, and to wake one on another
+/// processor takes longer than most turns.
+fn stay_on(processor: usize) {
+    let mut only = CpuSet::new();
+    only.set(processor).expect("it is one of the allowed");
+    sched_setaffinity(Pid::from_raw(0), &only).expect("it is one of the allowed");
+}
+
 #[test]
 fn in_every_world_what_was_promised_is_kept() {
     if let Ok(seed) = std::env::var("SMELT_SIM_SEED") {
@@ -713,8 +729,12 @@ fn in_every_world_what_was_promised_is_kept() {
         (builds, hits)
     };
     let (builds, hits) = std::thread::scope(|scope| {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let players: Vec<_> = (0..cores).map(|_| scope.spawn(play_some)).collect();
+        let play_on = |processor| {
+            stay_on(processor);
+            play_some()
+        };
+        let players: Vec<_> =
+            processors().into_iter().map(|one| scope.spawn(move || play_on(one))).collect();
         let played = players.into_iter().map(|player| player.join().expect("it catches panics"));
         played.fold((0, 0), |sum, played| (sum.0 + played.0, sum.1 + played.1))
     });

@@ -81,13 +81,13 @@ fn a_strangers_directory_starts_no_program_unasked() {
     fs::create_dir(&dir).unwrap();
     let made = fs::read_to_string(world.out("deployment").join("deployment.json")).unwrap();
     let mut spec: Value = serde_json::from_str(&made).unwrap();
-    spec["server"] = json!(["touch", seen]);
+    let touch = format!("touch {}", seen.display());
+    spec["server"] = json!(["sh", "-c", touch, "{port}"]);
     spec["engine"] = json!(".");
     fs::write(dir.join("deployment.json"), spec.to_string()).unwrap();
     let refused = world.smelt(&["serve", "unpacked", "--addr", "127.0.0.1:0"]);
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
-    let program = format!("touch {}", seen.display());
-    assert!(refused.stderr.contains(&program), "{}", refused.stderr);
+    assert!(refused.stderr.contains(&format!("sh -c {touch} {{port}}")), "{}", refused.stderr);
     assert!(refused.stderr.contains("--allow-program"), "{}", refused.stderr);
     assert!(!seen.exists());
     // Who trusts it has it started: this one ends at once, and is named.

@@ -4,6 +4,7 @@
 //! has no room, as real ones do.  Each rule that users rely on is an assertion.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
 
 use smelt_backend::simulated::{BLOCK_TOKENS as BLOCK, Behaviour, SimulatedDecoder};
 use smelt_backend::{Decoder, KvOptions, RunError, SlotInput};
@@ -445,11 +446,23 @@ fn request(random: &mut Random, room: usize) -> SimulatedRequest {
     }
 }
 
+/// In how many of these worlds slots were taken back, and what all shared.
+fn played(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
+    seeds.map(|seed| World::new(seed).play()).fold((0, 0), |(preempted, shared), world| {
+        (preempted + usize::from(world.preemptions > 0), shared + world.shared)
+    })
+}
+
 #[test]
 fn any_pattern_of_arrivals_ends_and_keeps_the_rules() {
-    let worlds = (1..=20_000).map(|seed| World::new(seed).play());
-    let (preempted, shared) = worlds.fold((0, 0), |(preempted, shared), world| {
-        (preempted + usize::from(world.preemptions > 0), shared + world.shared)
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let (preempted, shared) = thread::scope(|scope| {
+        let some = |first| (first..=20_000).step_by(processors);
+        let players: Vec<_> =
+            (1..=processors as u64).map(|first| scope.spawn(move || played(some(first)))).collect();
+        let played =
+            players.into_iter().map(|player| player.join().expect("a seed is named above"));
+        played.fold((0, 0), |sum, some| (sum.0 + some.0, sum.1 + some.1))
     });
     assert!(preempted > 1_000, "room runs short in many worlds: {preempted}");
     assert!(shared > 100_000, "beginnings are shared: {shared}");
