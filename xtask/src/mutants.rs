@@ -39,6 +39,8 @@ struct Row {
     files: &'static [&'static str],
     /// What the names of the tests contain; all unit tests where nothing is named.
     tests: &'static [&'static str],
+    /// A test that takes longer than to compile: it is asked only of what the others miss.
+    slow: Option<&'static str>,
 }
 
 /// Unit tests alone: they are what a change of these files is tried with first, and take seconds.
@@ -48,56 +50,77 @@ const ROWS: [Row; 11] = [
         package: "smelt-plan",
         files: &["schedule.rs", "retry.rs"],
         tests: &["schedule::", "retry::"],
+        slow: None,
     },
     Row {
         name: "admission",
         package: "smelt-plan",
         files: &["admission.rs"],
         tests: &["admission::"],
+        slow: None,
     },
     Row {
         name: "keys",
         package: "smelt-plan",
         files: &["key.rs", "digest.rs"],
         tests: &["key::", "digest::", "plan::", "pipeline::"],
+        slow: None,
     },
-    Row { name: "share", package: "smelt-plan", files: &["share.rs"], tests: &["share::"] },
-    Row { name: "guard", package: "smelt-watch", files: &["guard.rs"], tests: &["guard::"] },
+    Row {
+        name: "share",
+        package: "smelt-plan",
+        files: &["share.rs"],
+        tests: &["share::"],
+        slow: None,
+    },
+    Row {
+        name: "guard",
+        package: "smelt-watch",
+        files: &["guard.rs"],
+        tests: &["guard::"],
+        slow: None,
+    },
     Row {
         name: "classify",
         package: "smelt-exec",
         files: &["classify.rs"],
         tests: &["classify::", "signatures::"],
+        slow: None,
     },
     Row {
         name: "signatures",
         package: "smelt-exec",
         files: &["signatures.rs"],
         tests: &["classify::", "signatures::"],
+        slow: None,
     },
     Row {
         name: "seal and log",
         package: "smelt-store",
         files: &["seal.rs", "log.rs", "manifest.rs"],
         tests: &[],
+        slow: None,
     },
     Row {
         name: "sampler",
         package: "smelt-backend",
         files: &["sampling/*.rs"],
         tests: &["sampling::"],
+        slow: None,
     },
     Row {
         name: "requests",
         package: "smelt-runtime",
         files: &["schedule/*.rs"],
         tests: &["schedule::"],
+        slow: Some("any_pattern_of_arrivals"),
     },
     Row {
         name: "servers",
         package: "smelt-serve",
         files: &["upstream/keeper.rs"],
         tests: &["upstream::keeper::"],
+        slow: None,
     },
 ];
 
@@ -184,15 +207,28 @@ impl Row {
 
     /// What came of one part of them.
     fn part(&self, shard: &str) -> Result<Outcomes> {
-        let out = folder("out").join(self.name.replace(' ', "-")).join(shard.replace('/', "-of-"));
+        let of_part = ["--sharding", "round-robin", "--shard", shard].map(str::to_owned);
+        let Some(slow) = self.slow else { return self.tried(shard, &of_part, &[]) };
+        let quick = self.tried(shard, &of_part, &["--skip", slow])?;
+        if quick.missed.is_empty() {
+            return Ok(quick);
+        }
+        let names = quick.missed.iter().flat_map(|one| ["--re".to_owned(), one.pattern()]);
+        let again = self.tried(&format!("{shard}-slow"), &names.collect::<Vec<_>>(), &[])?;
+        Ok(quick.tried_again(again))
+    }
+
+    /// What came of the mutants that `which` chooses, with the tests that are left.
+    fn tried(&self, part: &str, which: &[String], but: &[&str]) -> Result<Outcomes> {
+        let out = folder("out").join(self.name.replace(' ', "-")).join(part.replace('/', "-of-"));
         fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
         let mut mutants = Command::new(program());
-        mutants.args(["mutants", "--in-place", "--sharding", "round-robin", "--shard", shard]);
+        mutants.args(["mutants", "--in-place"]).args(which);
         mutants.arg("--dir").arg(folder("copy")).arg("--output").arg(&out);
         mutants.args(["--package", self.package]);
         mutants.args(self.paths().iter().flat_map(|path| ["--file", path.as_str()]));
         mutants.args(["--cargo-arg=--locked", "--cargo-arg=--lib"]);
-        mutants.args(["--", "--"]).args(self.tests);
+        mutants.args(["--", "--"]).args(self.tests).args(but);
         mutants.envs(BUILD).env("CARGO_TARGET_DIR", folder("target"));
         println!("\n$ {mutants:?}");
         let status = mutants.status().context("cannot start cargo-mutants")?;

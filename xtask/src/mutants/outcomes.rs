@@ -25,6 +25,11 @@ impl Mutant {
         format!("{}: {}", self.file, self.change)
     }
 
+    /// A regular expression of the name that cargo-mutants gives it, and of a like one in its line.
+    pub(super) fn pattern(&self) -> String {
+        format!("^{}:{}:[0-9]+: {}$", escaped(&self.file), self.line, escaped(&self.change))
+    }
+
     /// From the name that cargo-mutants gives it: `file:line:column: change`.
     fn read(name: &str, file: &str) -> Option<Self> {
         let rest = name.strip_prefix(file)?.strip_prefix(':')?;
@@ -39,6 +44,16 @@ impl fmt::Display for Mutant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}: {}", self.file, self.line, self.change)
     }
+}
+
+/// As a regular expression that means just these words.
+fn escaped(words: &str) -> String {
+    let means_more = |letter| "\\.+*?()|[]{}^$".contains(letter);
+    let escaped = words.chars().flat_map(|letter| {
+        let mark = means_more(letter).then_some('\\');
+        mark.into_iter().chain([letter])
+    });
+    escaped.collect()
 }
 
 /// What came of mutants.
@@ -98,6 +113,12 @@ impl Outcomes {
         self.timeouts += other.timeouts;
         self.unviable += other.unviable;
         self.missed.extend(other.missed);
+    }
+
+    /// With what came of those that were missed, asked by more tests.
+    pub(super) fn tried_again(self, again: Self) -> Self {
+        let found = self.missed.len().saturating_sub(again.missed.len());
+        Self { caught: self.caught + found, missed: again.missed, ..self }
     }
 
     /// Those that compile.
@@ -180,6 +201,20 @@ pub(super) mod tests {
         let sum = outcomes(5, &[("a", 1, "x"), ("b", 2, "y")]);
         assert_eq!(all, Outcomes { timeouts: 2, unviable: 3, ..sum });
         assert!((Outcomes::default().share() - 1.0).abs() < 1e-9, "all of none");
+    }
+
+    #[test]
+    fn what_more_tests_see_is_caught() {
+        let quick = Outcomes { timeouts: 1, ..outcomes(5, &[("a", 1, "x"), ("b", 2, "y")]) };
+        let both = quick.tried_again(Outcomes { timeouts: 1, ..outcomes(0, &[("b", 2, "y")]) });
+        assert_eq!(both, Outcomes { timeouts: 1, ..outcomes(6, &[("b", 2, "y")]) });
+    }
+
+    #[test]
+    fn a_mutant_is_named_by_a_regular_expression() {
+        let missed = outcomes(0, &[("src/a.rs", 12, "replace f -> &'a[u32] with *x")]).missed;
+        let pattern = r"^src/a\.rs:12:[0-9]+: replace f -> &'a\[u32\] with \*x$";
+        assert_eq!(missed[0].pattern(), pattern);
     }
 
     #[test]
