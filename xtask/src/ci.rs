@@ -73,6 +73,9 @@ const BESIDE: [CheckFn; 3] = [
     ("power cuts", &[], || power_cuts::run(power_cuts::CI)),
 ];
 
+/// The program that runs, which the tests have built anew at its place.
+const ITSELF: &str = "/proc/self/exe";
+
 /// What a step took.
 struct Took {
     name: &'static str,
@@ -151,7 +154,7 @@ impl Beside {
     fn start() -> Result<Self> {
         let log = target().join("ci-beside.log");
         let file = File::create(&log).with_context(|| log.display().to_string())?;
-        let mut process = Command::new(std::env::current_exe()?);
+        let mut process = Command::new(ITSELF);
         process.args(["ci", "--beside"]).stderr(file.try_clone()?).stdout(file);
         println!("\nbeside what follows: {}", BESIDE.map(|(name, ..)| name).join(", "));
         Ok(Self { process: process.spawn().context("cannot start xtask")?, log })
