@@ -15,6 +15,7 @@ pub(crate) use edges::crates;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use anyhow::{Context, Result, bail};
 
@@ -134,8 +135,18 @@ fn tests_in_documentation(source: &Source) -> Vec<String> {
 /// The command, built, and beside it `smelt-shapes`.
 ///
 /// An example of the whole workspace is built with it: then cargo counts what tests need, features are
-/// those of `cargo test --workspace`, and nothing that it left is built again.
+/// those of `cargo test --workspace`, and nothing that it left is built again.  It is built once: cargo would wait for what
+/// another one builds, only to find nothing to do.
 pub(crate) fn build_smelt() -> Result<PathBuf> {
+    static BUILT: AtomicBool = AtomicBool::new(false);
+    if !BUILT.load(Relaxed) {
+        build_smelt_now()?;
+        BUILT.store(true, Relaxed);
+    }
+    Ok(target().join("debug/smelt"))
+}
+
+fn build_smelt_now() -> Result<()> {
     let status = Command::new(env!("CARGO"))
         .args(["build", "--quiet", "--workspace", "--bin", "smelt", "--bin", "smelt-shapes"])
         .args(["--example", "bench_cpu"])
@@ -145,7 +156,7 @@ pub(crate) fn build_smelt() -> Result<PathBuf> {
     if !status.success() {
         bail!("smelt does not build");
     }
-    Ok(target().join("debug/smelt"))
+    Ok(())
 }
 
 /// Every pipeline plans, in a store of its own.  One whose model is not here says in a
