@@ -36,6 +36,11 @@ pub fn is_passed(order: u64, next: u64) -> bool {
 mod tests {
     use super::*;
 
+    #[test]
+    fn earlier_ones_are_passed_and_nobody_else() {
+        assert_eq!([1, 2, 3].map(|order| is_passed(order, 2)), [true, false, false]);
+    }
+
     #[track_caller]
     fn check(line: &[(usize, u64, u32)], expect: Option<usize>) {
         let line: Vec<Standing> =

@@ -304,3 +304,19 @@ fn the_slot_that_is_of_use_is_not_the_oldest() {
     assert_eq!(schedule.oldest_kept(None), Some(0));
     assert_eq!(schedule.oldest_kept(Some(0)), Some(1));
 }
+
+#[test]
+fn who_goes_on_from_all_that_a_slot_holds_is_given_that_slot() {
+    let slot = |kept: usize| {
+        let mut schedule = wide();
+        keep(&mut schedule, 3, Owner::default(), &pieces(0, kept));
+        schedule.arrive(0, Owner::default(), Priority::Normal, pieces(0, 200));
+        match schedule.next(1000) {
+            Step::Admit { slot, from, .. } => (slot, from.map(|from| from.slot)),
+            step => panic!("{step:?}"),
+        }
+    };
+    assert_eq!(slot(150), (3, Some(3)));
+    // What it holds besides is of use to others.
+    assert_eq!(slot(300), (0, Some(3)));
+}

@@ -215,6 +215,13 @@ mod tests {
     }
 
     #[test]
+    fn silence_counts_from_when_it_was_last_well() {
+        let mut keeper = ready();
+        assert_eq!(keeper.judge(&well(100)), Verdict::Wait);
+        assert_eq!(keeper.judge(&silent(101)), Verdict::Wait);
+    }
+
+    #[test]
     fn one_that_hangs_is_told_from_one_that_works() {
         let mut keeper = ready();
         assert_eq!(keeper.judge(&silent(22)), Verdict::Wait);

@@ -174,6 +174,7 @@ fn a_record_is_limited() {
     );
     append(&mut log, "\"next\"");
     assert_eq!(read(&mut open_log(&disk)), [largest, "\"next\"".to_owned()]);
+    assert!(!is_damaged(&disk, Path::new(LOG)).unwrap());
 }
 
 #[test]
@@ -206,8 +207,10 @@ fn a_line_without_an_end_is_not_read_for_ever() {
 fn a_line_longer_than_any_record_is_damage() {
     // Besides its text a record takes up to 39 bytes; one that lacks its end may just be written.
     let disk = SimDisk::new();
-    disk.put(Path::new(LOG), &vec![b'7'; RECORD_BYTES_MAX + 40]);
-    assert!(is_damaged(&disk, Path::new(LOG)).unwrap());
+    for (bytes, is_damage) in [(RECORD_BYTES_MAX + 39, false), (RECORD_BYTES_MAX + 40, true)] {
+        disk.put(Path::new(LOG), &vec![b'7'; bytes]);
+        assert_eq!(is_damaged(&disk, Path::new(LOG)).unwrap(), is_damage, "{bytes}");
+    }
 }
 
 /// The end of the line before is lost too.
@@ -321,6 +324,29 @@ fn a_log_that_was_cut_and_ends_past_us_in_a_torn_record_is_read_again() {
     let torn = written(&["\"a\"".to_owned(), "y".repeat(90)]);
     disk.put(Path::new(LOG), &torn[..torn.len() - 1]);
     assert_eq!(read(&mut ours), ["\"a\""]);
+}
+
+#[test]
+fn an_append_past_which_another_tore_a_record_is_read() {
+    let disk = SimDisk::new();
+    let mut ours = open_log(&disk);
+    append(&mut ours, "\"a\"");
+    append(&mut ours, "\"b\"");
+    let torn = written(&["\"a\"".to_owned(), "y".repeat(90)]);
+    disk.put(Path::new(LOG), &torn[..torn.len() - 1]);
+    append(&mut ours, "\"c\"");
+    assert_eq!(read(&mut open_log(&disk)), ["\"a\"", "\"c\""]);
+}
+
+#[test]
+fn what_was_read_before_a_torn_end_is_not_read_again() {
+    let disk = SimDisk::new();
+    let (mut ours, mut theirs) = (open_log(&disk), open_log(&disk));
+    append(&mut ours, "\"a\"");
+    append(&mut theirs, "\"b\"");
+    let whole = written(&["\"a\"", "\"b\"", "\"c\""].map(str::to_owned));
+    disk.put(Path::new(LOG), &whole[..whole.len() - 1]);
+    assert_eq!(read(&mut ours), ["\"b\""]);
 }
 
 #[test]
@@ -459,5 +485,6 @@ fn after_a_failed_sync_a_log_takes_nothing_more() {
     assert_eq!(disk.met(), "sync /log");
     assert!(matches!(refused, Err(LogError::Disk(_))), "{refused:?}");
     assert!(matches!(log.append("4", &mut |_, _| {}), Err(LogError::Broken { .. })));
+    assert_eq!(read(&mut open_log(&disk)), ["1", "2", "3"], "others may have read the third");
     assert_eq!(read(&mut open_log(&disk.after_crash(Left::Nothing))), ["1", "2"]);
 }

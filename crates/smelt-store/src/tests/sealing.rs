@@ -289,15 +289,18 @@ fn a_refused_seal_leaves_the_files_as_they_were() {
 fn a_record_over_the_limit_is_refused_before_anything_is_touched() {
     let world = World::new();
     let work = world.work("a");
-    let record = json!("x".repeat(RECORD_BYTES_MAX));
-    let refused = world.store.seal(&key("a"), &work, record).unwrap_err();
-    assert!(
-        matches!(refused, SealError::Store(StoreError::Log(LogError::RecordTooLarge { .. }))),
-        "{refused}"
-    );
+    let seal = |letters| world.store.seal(&key("a"), &work, json!("x".repeat(letters)));
+    let SealError::Store(StoreError::Log(LogError::RecordTooLarge { bytes, .. })) =
+        seal(RECORD_BYTES_MAX).unwrap_err()
+    else {
+        panic!("refused for something else")
+    };
+    let largest = 2 * RECORD_BYTES_MAX - bytes;
+    seal(largest + 1).unwrap_err();
     assert_eq!(mode(&work.join("model.onnx")) & 0o200, 0o200);
     assert_eq!(world.store.bytes_hashed(), 0);
     assert_eq!(fs::read_dir(world.dir.path().join("out")).unwrap().count(), 0);
+    seal(largest).unwrap();
 }
 
 #[test]
