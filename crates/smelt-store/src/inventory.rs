@@ -219,7 +219,7 @@ impl Store {
             let bytes = bytes_below(disk, &path)?;
             inventory.quarantined.push(QuarantinedItem { name, bytes, used_ns });
         }
-        for dir in [layout.work(), layout.trash()] {
+        for dir in [layout.work(), layout.trash(), layout.pulls()] {
             inventory.work_bytes += bytes_below(disk, &dir)?;
         }
         let parts = [layout.seals(), layout.roots(), layout.runs()];

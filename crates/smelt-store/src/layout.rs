@@ -23,8 +23,9 @@ const LAYOUT_BYTE: u64 = 1 << 62;
 const DIRS: [&str; 9] =
     ["out", "seals", "roots", "journal", "logs", "work", "runs", "quarantine", "trash"];
 /// What else may lie in a directory that is to become a store.
-const OTHER_NAMES: [&str; 17] = [
+const OTHER_NAMES: [&str; 18] = [
     "memo",
+    "pulls",
     "swap",
     "resume",
     "notes",
@@ -117,6 +118,10 @@ impl Layout {
 
     pub(crate) fn notes(&self) -> PathBuf {
         self.root.join("notes")
+    }
+
+    pub(crate) fn pulls(&self) -> PathBuf {
+        self.root.join("pulls")
     }
 
     pub(crate) fn quarantine(&self) -> PathBuf {

@@ -24,6 +24,7 @@ mod modes;
 pub mod notes;
 mod output;
 mod prune;
+mod pulls;
 mod roots;
 mod run;
 mod seal;

@@ -1,0 +1,76 @@
+//! Keeps what was fetched of an output until all of it is there, whoever was killed meanwhile.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::digest::Digest;
+use crate::disk::{DiskError, fault, make_dir, remove_tree};
+use crate::layout::names;
+use crate::store::{Store, StoreError};
+
+impl Store {
+    /// Where the output that will be called `tree` is fetched to; what an earlier call left there stays.  Whoever writes there
+    /// holds the lock of that name ([`Store::try_lock_key`]), and seals the directory in the end.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn pull_dir(&self, tree: &Digest) -> Result<PathBuf, StoreError> {
+        self.refuse_read_only("fetch")?;
+        let dir = self.layout().pulls().join(tree.to_string());
+        make_dir(self.disk(), &self.layout().pulls())?;
+        make_dir(self.disk(), &dir)?;
+        Ok(dir)
+    }
+
+    /// Removes what nobody has gone on with for so long.
+    ///
+    /// # Errors
+    /// If it cannot be listed or removed.
+    pub fn clear_pulls(&self, age: Duration, now: SystemTime) -> Result<(), StoreError> {
+        self.refuse_read_only("clear")?;
+        let (disk, pulls) = (self.disk(), self.layout().pulls());
+        if disk.lstat(&pulls).is_err() {
+            return Ok(());
+        }
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since = i64::try_from(now.saturating_sub(age).as_nanos()).unwrap_or(i64::MAX);
+        for name in names(disk, &pulls)? {
+            let Ok(tree) = name.parse::<Digest>() else { continue };
+            let Some(_lock) = self.try_lock_key(&tree)? else { continue };
+            let dir = pulls.join(&name);
+            let stat =
+                disk.lstat(&dir).map_err(|error| -> DiskError { fault("look at", &dir)(error) })?;
+            if stat.mtime_ns < since {
+                remove_tree(disk, &dir)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::disk::Wait;
+
+    #[test]
+    fn what_was_fetched_stays_until_nobody_goes_on_with_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), Wait::No).unwrap();
+        let (day, now) = (Duration::from_secs(86_400), SystemTime::now());
+        store.clear_pulls(day, now).unwrap();
+        let [held, left] = [b"held", b"left"].map(|name| Digest::of(name));
+        for tree in [held, left] {
+            fs::write(store.pull_dir(&tree).unwrap().join("file"), "half").unwrap();
+        }
+        store.clear_pulls(day, now).unwrap();
+        assert!(store.pull_dir(&left).unwrap().join("file").exists());
+        let lock = store.try_lock_key(&held).unwrap();
+        store.clear_pulls(day, now + 2 * day).unwrap();
+        assert!(store.pull_dir(&held).unwrap().join("file").exists());
+        assert!(!store.pull_dir(&left).unwrap().join("file").exists());
+        drop(lock);
+    }
+}
