@@ -11,7 +11,7 @@ use crate::check::Crate;
 use crate::root;
 
 /// Which crates of ours each crate may name.  `crates/ARCHITECTURE.md` says why.
-const EDGES: [(&str, &[&str]); 28] = [
+const EDGES: [(&str, &[&str]); 29] = [
     ("smelt-random", &[]),
     ("smelt-plan", &[]),
     ("smelt-watch", &[]),
@@ -21,6 +21,7 @@ const EDGES: [(&str, &[&str]); 28] = [
     ("smelt-plot", &[]),
     ("smelt-family", &[]),
     ("smelt-fit", &[]),
+    ("smelt-fleet", &["smelt-random", "smelt-store"]),
     ("smelt-backend", &["smelt-random"]),
     ("smelt-tensorrt", &["smelt-backend"]),
     ("smelt-load", &["smelt-plot", "smelt-watch"]),
@@ -79,6 +80,7 @@ const EDGES: [(&str, &[&str]); 28] = [
             "smelt-doctor",
             "smelt-exec",
             "smelt-fit",
+            "smelt-fleet",
             "smelt-forecast",
             "smelt-hub",
             "smelt-load",

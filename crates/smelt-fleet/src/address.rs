@@ -1,0 +1,125 @@
+//! Where a server of results is, as a person writes it: `grpc://HOST:PORT`, and which of its results are meant.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// A name of an instance is part of every message.
+const INSTANCE_BYTES_MAX: usize = 256;
+
+/// `grpc[s]://HOST:PORT[/INSTANCE]`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Address {
+    /// By TLS.
+    pub is_secure: bool,
+    /// `HOST:PORT`.
+    pub host: String,
+    /// Which of the server's results are meant; empty where it has but one set of them.
+    pub instance: String,
+}
+
+/// A text that is no address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is no address of a fleet's server: {problem}; write grpc://HOST:PORT or grpcs://HOST:PORT/INSTANCE"
+)]
+pub struct NotAnAddress {
+    text: String,
+    problem: &'static str,
+}
+
+impl Address {
+    /// As HTTP/2 names it.
+    pub(crate) fn url(&self) -> String {
+        format!("{}://{}", if self.is_secure { "https" } else { "http" }, self.host)
+    }
+}
+
+impl FromStr for Address {
+    type Err = NotAnAddress;
+
+    fn from_str(text: &str) -> Result<Self, NotAnAddress> {
+        let not = |problem| NotAnAddress { text: text.to_owned(), problem };
+        let (scheme, rest) = text.split_once("://").ok_or(not("it has no scheme"))?;
+        let is_secure = match scheme {
+            "grpc" => false,
+            "grpcs" => true,
+            _ => return Err(not("its scheme is another one")),
+        };
+        let (host, instance) = rest.split_once('/').unwrap_or((rest, ""));
+        let (name, port) = host.rsplit_once(':').ok_or(not("it has no port"))?;
+        if name.is_empty() || name.contains(['@', '?', '#', ' ']) {
+            return Err(not("its host is no name"));
+        }
+        if port.parse::<u16>().map_or(true, |port| port == 0) {
+            return Err(not("its port is none from 1 to 65535"));
+        }
+        let instance = instance.trim_end_matches('/');
+        let is_odd = |one: char| one.is_control() || one.is_whitespace();
+        if instance.len() > INSTANCE_BYTES_MAX || instance.contains(is_odd) {
+            return Err(not("its instance is no name"));
+        }
+        Ok(Self { is_secure, host: host.to_owned(), instance: instance.to_owned() })
+    }
+}
+
+impl TryFrom<String> for Address {
+    type Error = NotAnAddress;
+
+    fn try_from(text: String) -> Result<Self, NotAnAddress> {
+        text.parse()
+    }
+}
+
+impl From<Address> for String {
+    fn from(address: Address) -> Self {
+        address.to_string()
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { is_secure, host, instance } = self;
+        write!(f, "grpc{}://{host}", if *is_secure { "s" } else { "" })?;
+        if instance.is_empty() { Ok(()) } else { write!(f, "/{instance}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_and_written() {
+        let parts = |text: &str| {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address.to_string(), text);
+            (address.is_secure, address.host, address.instance)
+        };
+        let expect = |is_secure, host: &str, instance: &str| {
+            (is_secure, host.to_owned(), instance.to_owned())
+        };
+        assert_eq!(parts("grpc://10.0.0.1:5200"), expect(false, "10.0.0.1:5200", ""));
+        assert_eq!(parts("grpcs://cache.lan:443/a/b"), expect(true, "cache.lan:443", "a/b"));
+        assert_eq!(parts("grpc://[::1]:5200"), expect(false, "[::1]:5200", ""));
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_the_form() {
+        for (text, problem) in [
+            ("cache:5200", "it has no scheme"),
+            ("http://cache:5200", "its scheme is another one"),
+            ("grpc://cache", "it has no port"),
+            ("grpc://:5200", "its host is no name"),
+            ("grpc://user@cache:5200", "its host is no name"),
+            ("grpc://cache:0", "its port is none from 1 to 65535"),
+            ("grpc://cache:65536", "its port is none from 1 to 65535"),
+            ("grpc://cache:1/a b", "its instance is no name"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err().to_string();
+            assert!(error.contains(problem) && error.contains("grpc://HOST:PORT"), "{error}");
+        }
+    }
+}

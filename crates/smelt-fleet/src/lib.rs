@@ -1,0 +1,22 @@
+//! Shares sealed outputs by a server of Bazel's Remote Execution API, each vouched for by a signature.
+//!
+//! A pusher cuts files into chunks, uploads those that the server lacks, and publishes one entry for each key, last.  A
+//! puller asks for keys, judges the signed statement of what it finds by its own trust, fetches chunks, and compares every
+//! file with what the statement says before it hands the folder on to be sealed.
+//!
+//! Knows nothing of stages and engines, and changes no store: what is true of an output comes and goes as plain data.
+
+pub mod address;
+pub mod chunk;
+pub mod dsse;
+pub mod judge;
+pub mod keys;
+pub mod local;
+pub mod pull;
+pub mod push;
+pub mod reapi;
+pub mod remote;
+#[cfg(test)]
+mod simulation;
+pub mod statement;
+pub mod trust;

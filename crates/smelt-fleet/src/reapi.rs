@@ -1,0 +1,520 @@
+//! Speaks to a server of Bazel's Remote Execution API v2: its content-addressed storage and its action cache.
+//!
+//! A key of smelt is an action whose command names it and that has no input, so that any server takes it.  Its result lists
+//! statement, index and chunks as output files: servers answer with results only while they have all of their files.
+//! <https://github.com/bazelbuild/remote-apis>, `build/bazel/remote/execution/v2/remote_execution.proto`.
+
+use std::collections::{HashMap, HashSet};
+use std::error::Error;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bazel_remote_apis::build::bazel::remote::execution::v2 as api;
+use futures_util::future::try_join_all;
+use prost::Message as _;
+use ring::rand::{SecureRandom as _, SystemRandom};
+use smelt_store::Digest;
+use tokio::runtime::{Builder, Runtime};
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+use tonic::{Code, Request, Status};
+
+use crate::address::Address;
+use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
+
+use api::action_cache_client::ActionCacheClient;
+use api::capabilities_client::CapabilitiesClient;
+use api::content_addressable_storage_client::ContentAddressableStorageClient;
+use api::digest_function::Value::Sha256;
+
+/// A server in the same building answers in milliseconds; a run must not stand still for one that is gone.
+const CONNECT_MAX: Duration = Duration::from_secs(3);
+/// For what has no blobs in it.
+const ASK_MAX: Duration = Duration::from_secs(15);
+/// A batch of 4 MiB by a line of 0.5 Mbit/s.
+const BATCH_MAX: Duration = Duration::from_secs(90);
+/// What a message may carry where the server says nothing else; gRPC's own limit is 4 MiB.
+const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// Of that, what its blobs' names take.
+const NAMES_BYTES: usize = 256 << 10;
+/// Batches on their way at once: enough to fill a line whose answers take a while, and 16 MiB of memory.
+const BATCHES_MAX: usize = 4;
+/// Digests asked after in one message: some 80 bytes each.
+const ASKED_MAX: usize = 20_000;
+/// How often one call is made, where what went wrong may pass.
+const CALLS_MAX: u32 = 3;
+/// Doubled from call to call, and up to as much again by chance, so that a fleet does not come back in step.
+const PAUSE: Duration = Duration::from_millis(200);
+/// After so many calls in a row that came to nothing, it is asked no more.
+const FAILURES_MAX: u32 = 2;
+
+const STATEMENT: &str = "statement.json";
+const INDEX: &str = "index.json";
+const CHUNK: &str = "chunk/";
+
+/// A server that answered once.
+pub struct Client {
+    runtime: Runtime,
+    channel: Channel,
+    address: Address,
+    name: String,
+    token: Option<MetadataValue<Ascii>>,
+    batch_bytes_max: usize,
+    /// Calls in a row that came to nothing.
+    failures: AtomicU32,
+}
+
+/// What a server says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Whether it takes entries, from somebody.
+    pub takes_entries: bool,
+    /// What one message may carry.
+    pub batch_bytes_max: usize,
+}
+
+impl Client {
+    /// Connects and asks what the server can do.  `token` goes with every call; `authority` is a PEM file's content, where the
+    /// server's certificate is vouched for by nobody else.
+    ///
+    /// # Errors
+    /// If it does not answer in time, or keeps no results by SHA-256.
+    pub fn connect(
+        address: &Address,
+        token: Option<&str>,
+        authority: Option<&str>,
+    ) -> Result<(Self, Capabilities), RemoteError> {
+        let wrong = |problem: String| RemoteError { server: address.to_string(), problem };
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| wrong(error.to_string()))?;
+        let token = token.map(|token| format!("Bearer {token}").parse());
+        let token =
+            token.transpose().map_err(|_| wrong("the token is no plain text".to_owned()))?;
+        let endpoint = endpoint(address, authority).map_err(|error| wrong(told(&error)))?;
+        let channel = runtime.block_on(async { endpoint.connect_lazy() });
+        let mut client = Self {
+            runtime,
+            channel,
+            name: address.to_string(),
+            address: address.clone(),
+            token,
+            batch_bytes_max: MESSAGE_BYTES_MAX - NAMES_BYTES,
+            failures: AtomicU32::new(0),
+        };
+        let capabilities = client.capabilities()?;
+        client.batch_bytes_max = capabilities.batch_bytes_max;
+        Ok((client, capabilities))
+    }
+
+    fn capabilities(&self) -> Result<Capabilities, RemoteError> {
+        let request = api::GetCapabilitiesRequest { instance_name: self.address.instance.clone() };
+        let asked = self.request(request, ASK_MAX);
+        let answer = self.runtime.block_on(async {
+            let mut client = CapabilitiesClient::new(self.channel.clone());
+            within(CONNECT_MAX, client.get_capabilities(asked)).await
+        });
+        let answer = answer.map_err(|status| self.wrong(problem(&status)))?.into_inner();
+        let cache = answer.cache_capabilities.unwrap_or_default();
+        if !cache.digest_functions.contains(&(Sha256 as i32)) {
+            return Err(self.wrong("it keeps nothing by SHA-256".to_owned()));
+        }
+        let updates = cache.action_cache_update_capabilities.unwrap_or_default();
+        let most = usize::try_from(cache.max_batch_total_size_bytes).unwrap_or(0);
+        let most = if most == 0 { MESSAGE_BYTES_MAX } else { most.min(MESSAGE_BYTES_MAX) };
+        let batch_bytes_max = most.saturating_sub(NAMES_BYTES);
+        Ok(Capabilities { takes_entries: updates.update_enabled, batch_bytes_max })
+    }
+
+    fn wrong(&self, problem: String) -> RemoteError {
+        RemoteError { server: self.name.clone(), problem }
+    }
+
+    fn request<T>(&self, message: T, limit: Duration) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(limit);
+        if let Some(token) = &self.token {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        request
+    }
+
+    fn storage(&self) -> ContentAddressableStorageClient<Channel> {
+        ContentAddressableStorageClient::new(self.channel.clone())
+            .max_decoding_message_size(2 * MESSAGE_BYTES_MAX)
+    }
+
+    fn actions(&self) -> ActionCacheClient<Channel> {
+        ActionCacheClient::new(self.channel.clone())
+            .max_decoding_message_size(2 * MESSAGE_BYTES_MAX)
+    }
+
+    /// Makes a call, and again where what went wrong may pass; none where the server has failed before.
+    fn call<T>(
+        &self,
+        call: impl AsyncFn() -> Result<T, Status>,
+    ) -> Result<Result<T, Status>, RemoteError> {
+        if self.failures.load(Ordering::Relaxed) >= FAILURES_MAX {
+            return Err(self.wrong("it failed before, and is asked no more by this run".to_owned()));
+        }
+        let answer = self.runtime.block_on(again(call));
+        match &answer {
+            Err(status) if passes(status.code()) => {
+                self.failures.fetch_add(1, Ordering::Relaxed);
+                Err(self.wrong(problem(status)))
+            }
+            _ => {
+                self.failures.store(0, Ordering::Relaxed);
+                Ok(answer)
+            }
+        }
+    }
+
+    fn answered<T>(&self, call: impl AsyncFn() -> Result<T, Status>) -> Result<T, RemoteError> {
+        self.call(call)?.map_err(|status| self.wrong(problem(&status)))
+    }
+
+    async fn read_batch(&self, blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, Status> {
+        let message = api::BatchReadBlobsRequest {
+            instance_name: self.address.instance.clone(),
+            digests: blobs.iter().map(named).collect(),
+            acceptable_compressors: Vec::new(),
+            digest_function: Sha256 as i32,
+        };
+        let request = self.request(message, BATCH_MAX);
+        let answer = within(BATCH_MAX, self.storage().batch_read_blobs(request)).await?;
+        let mut found = HashMap::new();
+        for response in answer.into_inner().responses {
+            let code = response.status.map_or(Code::Ok, |status| Code::from(status.code));
+            match (response.digest, code) {
+                (Some(digest), Code::Ok) => drop(found.insert(digest.hash, response.data)),
+                (_, Code::NotFound) => {}
+                (_, code) => return Err(Status::new(code, "a blob cannot be read")),
+            }
+        }
+        Ok(blobs.iter().map(|blob| found.get(&blob.digest.to_string()).cloned()).collect())
+    }
+
+    async fn write_batch(&self, blobs: &[(Blob, Vec<u8>)]) -> Result<(), Status> {
+        let one = |(blob, data): &(Blob, Vec<u8>)| api::batch_update_blobs_request::Request {
+            digest: Some(named(blob)),
+            data: data.clone(),
+            compressor: 0,
+        };
+        let message = api::BatchUpdateBlobsRequest {
+            instance_name: self.address.instance.clone(),
+            requests: blobs.iter().map(one).collect(),
+            digest_function: Sha256 as i32,
+        };
+        let request = self.request(message, BATCH_MAX);
+        let answer = within(BATCH_MAX, self.storage().batch_update_blobs(request)).await?;
+        let refused = answer.into_inner().responses.into_iter().filter_map(|it| it.status);
+        match refused.into_iter().find(|status| status.code != 0) {
+            Some(status) => Err(Status::new(Code::from(status.code), status.message)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Remote for Client {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn instance(&self) -> &str {
+        &self.address.instance
+    }
+
+    fn missing(&self, blobs: &[Blob]) -> Result<Vec<Blob>, RemoteError> {
+        let mut missing = Vec::new();
+        for asked in blobs.chunks(ASKED_MAX) {
+            let answer = self.answered(async || {
+                let message = api::FindMissingBlobsRequest {
+                    instance_name: self.address.instance.clone(),
+                    blob_digests: asked.iter().map(named).collect(),
+                    digest_function: Sha256 as i32,
+                };
+                let request = self.request(message, ASK_MAX);
+                within(ASK_MAX, self.storage().find_missing_blobs(request)).await
+            })?;
+            let lacks = answer.into_inner().missing_blob_digests;
+            let lacks: HashSet<String> = lacks.into_iter().map(|digest| digest.hash).collect();
+            missing.extend(asked.iter().filter(|it| lacks.contains(&it.digest.to_string())));
+        }
+        Ok(missing)
+    }
+
+    fn read(&self, blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, RemoteError> {
+        let batches = batches(blobs, self.batch_bytes_max, |blob| blob.bytes as usize);
+        let mut read = Vec::with_capacity(blobs.len());
+        for some in batches.chunks(BATCHES_MAX) {
+            let answers = self.answered(async || {
+                try_join_all(some.iter().map(|batch| self.read_batch(batch))).await
+            })?;
+            read.extend(answers.into_iter().flatten());
+        }
+        Ok(read)
+    }
+
+    fn write(&self, blobs: &[(Blob, Vec<u8>)]) -> Result<(), RemoteError> {
+        let batches = batches(blobs, self.batch_bytes_max, |(blob, _)| blob.bytes as usize);
+        for some in batches.chunks(BATCHES_MAX) {
+            self.answered(async || {
+                try_join_all(some.iter().map(|batch| self.write_batch(batch))).await
+            })?;
+        }
+        Ok(())
+    }
+
+    fn entry(&self, key: &Key) -> Result<Option<Entry>, RemoteError> {
+        let answer = self.call(async || {
+            let message = api::GetActionResultRequest {
+                instance_name: self.address.instance.clone(),
+                action_digest: Some(named(&Action::of(key).action.0)),
+                digest_function: Sha256 as i32,
+                ..Default::default()
+            };
+            let request = self.request(message, ASK_MAX);
+            within(ASK_MAX, self.actions().get_action_result(request)).await
+        })?;
+        match answer {
+            Ok(found) => entry_of(&found.into_inner()).map(Some).map_err(|what| self.wrong(what)),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(self.wrong(problem(&status))),
+        }
+    }
+
+    fn publish(&self, key: &Key, entry: &Entry) -> Result<(), RemoteError> {
+        let Action { action, command, root } = Action::of(key);
+        let named_by = named(&action.0);
+        self.write(&[command, root, action])?;
+        self.answered(async || {
+            let message = api::UpdateActionResultRequest {
+                instance_name: self.address.instance.clone(),
+                action_digest: Some(named_by.clone()),
+                action_result: Some(result_of(entry)),
+                digest_function: Sha256 as i32,
+                ..Default::default()
+            };
+            let request = self.request(message, ASK_MAX);
+            within(ASK_MAX, self.actions().update_action_result(request)).await
+        })?;
+        Ok(())
+    }
+}
+
+/// The blobs that name a key to a server.
+struct Action {
+    action: (Blob, Vec<u8>),
+    command: (Blob, Vec<u8>),
+    root: (Blob, Vec<u8>),
+}
+
+impl Action {
+    /// The same bytes for ever, or no board finds what another has published.
+    fn of(key: &Key) -> Self {
+        let blob = |content: Vec<u8>| (Blob::of(&content), content);
+        let words = ["smelt", "result-1", key.word(), &key.digest().to_string()];
+        let command =
+            api::Command { arguments: words.map(str::to_owned).to_vec(), ..Default::default() };
+        let command = blob(command.encode_to_vec());
+        let root = blob(Vec::new());
+        let action = api::Action {
+            command_digest: Some(named(&command.0)),
+            input_root_digest: Some(named(&root.0)),
+            ..Default::default()
+        };
+        Self { action: blob(action.encode_to_vec()), command, root }
+    }
+}
+
+fn endpoint(
+    address: &Address,
+    authority: Option<&str>,
+) -> Result<Endpoint, tonic::transport::Error> {
+    let endpoint = Endpoint::from_shared(address.url())?
+        .connect_timeout(CONNECT_MAX)
+        .http2_keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(ASK_MAX)
+        .user_agent(concat!("smelt/", env!("CARGO_PKG_VERSION")))?;
+    if !address.is_secure {
+        return Ok(endpoint);
+    }
+    let config = ClientTlsConfig::new().with_webpki_roots();
+    let config = match authority {
+        Some(pem) => config.ca_certificate(Certificate::from_pem(pem)),
+        None => config,
+    };
+    endpoint.tls_config(config)
+}
+
+fn named(blob: &Blob) -> api::Digest {
+    api::Digest { hash: blob.digest.to_string(), size_bytes: blob.bytes.into() }
+}
+
+fn result_of(entry: &Entry) -> api::ActionResult {
+    let file = |path: String, blob: &Blob| api::OutputFile {
+        path,
+        digest: Some(named(blob)),
+        ..Default::default()
+    };
+    let chunks = entry.chunks.iter().enumerate();
+    let mut output_files =
+        vec![file(STATEMENT.to_owned(), &entry.statement), file(INDEX.to_owned(), &entry.index)];
+    output_files.extend(chunks.map(|(number, blob)| file(format!("{CHUNK}{number}"), blob)));
+    api::ActionResult { output_files, ..Default::default() }
+}
+
+/// The entry of a result, or what is odd about it.
+fn entry_of(result: &api::ActionResult) -> Result<Entry, String> {
+    let (mut statement, mut index, mut chunks) = (None, None, Vec::new());
+    for file in &result.output_files {
+        let blob = blob_of(file.digest.as_ref()).ok_or("its entry has a file without a digest")?;
+        match file.path.as_str() {
+            STATEMENT => statement = Some(blob),
+            INDEX => index = Some(blob),
+            path if path.starts_with(CHUNK) => chunks.push(blob),
+            path => return Err(format!("its entry has a file {path:?}, which is none of smelt's")),
+        }
+    }
+    match (statement, index) {
+        (Some(statement), Some(index)) => Ok(Entry { statement, index, chunks }),
+        _ => Err("its entry has no statement or no list of chunks".to_owned()),
+    }
+}
+
+fn blob_of(digest: Option<&api::Digest>) -> Option<Blob> {
+    let api::Digest { hash, size_bytes } = digest?;
+    let digest: Digest = hash.parse().ok()?;
+    Some(Blob { digest, bytes: u32::try_from(*size_bytes).ok()? })
+}
+
+/// Makes a call, and again after a pause where what went wrong may pass.
+async fn again<T>(call: impl AsyncFn() -> Result<T, Status>) -> Result<T, Status> {
+    let mut calls = 1;
+    loop {
+        match call().await {
+            Err(status) if passes(status.code()) && calls < CALLS_MAX => {
+                tokio::time::sleep(pause(calls, chance())).await;
+                calls += 1;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// How long to wait after so many calls; `chance` is from 0 to 1.
+fn pause(calls: u32, chance: f64) -> Duration {
+    PAUSE.mul_f64(f64::from(1 << calls.min(8)) * (1.0 + chance) / 2.0)
+}
+
+fn chance() -> f64 {
+    let mut bytes = [0; 4];
+    // Without it all come back at once, which a server may take.
+    let _ = SystemRandom::new().fill(&mut bytes);
+    f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX)
+}
+
+/// Whether the same call may go well in a moment.
+fn passes(code: Code) -> bool {
+    matches!(code, Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Aborted)
+}
+
+/// Ends a call that takes too long, whatever the server does.
+async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
+    let answer = tokio::time::timeout(limit, call).await;
+    let late = || Status::deadline_exceeded(format!("no answer within {} s", limit.as_secs()));
+    answer.unwrap_or_else(|_| Err(late()))
+}
+
+/// What went wrong, for a person.
+fn problem(status: &Status) -> String {
+    let cure = match status.code() {
+        Code::Unauthenticated | Code::PermissionDenied => {
+            "; it wants another token: SMELT_FLEET_TOKEN, or --fleet-token-file"
+        }
+        Code::ResourceExhausted => "; it is full, or takes less at a time",
+        _ => "",
+    };
+    let cause = status.source().map(told).unwrap_or_default();
+    let says = [status.message(), &cause].into_iter().find(|text| !text.is_empty());
+    format!("{}{cure}", says.unwrap_or(status.code().description()))
+}
+
+/// An error and what is behind it.
+fn told(error: &(dyn Error + 'static)) -> String {
+    let (mut words, mut next) = (Vec::new(), Some(error));
+    while let Some(error) = next {
+        words.push(error.to_string());
+        next = error.source();
+    }
+    words.dedup();
+    words.join(": ")
+}
+
+/// In order, as many in each as one message takes; one that is larger by itself goes alone.
+fn batches<T>(items: &[T], bytes_max: usize, bytes: impl Fn(&T) -> usize) -> Vec<&[T]> {
+    let (mut batches, mut from, mut sum) = (Vec::new(), 0, 0);
+    for (at, item) in items.iter().enumerate() {
+        if at > from && sum + bytes(item) > bytes_max {
+            batches.push(&items[from..at]);
+            (from, sum) = (at, 0);
+        }
+        sum += bytes(item);
+    }
+    if from < items.len() {
+        batches.push(&items[from..]);
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_hold_what_a_message_takes() {
+        let sizes = |items: &[usize]| -> Vec<Vec<usize>> {
+            batches(items, 10, |size| *size).into_iter().map(<[usize]>::to_vec).collect()
+        };
+        assert!(sizes(&[]).is_empty());
+        assert_eq!(sizes(&[3, 7, 1, 12, 2]), [vec![3, 7], vec![1], vec![12], vec![2]]);
+    }
+
+    #[test]
+    fn pauses_grow_and_differ() {
+        assert_eq!(pause(1, 0.0), Duration::from_millis(200));
+        assert_eq!(pause(1, 1.0), Duration::from_millis(400));
+        assert_eq!(pause(3, 0.0), Duration::from_millis(800));
+    }
+
+    /// Boards of another version must find what this one publishes.
+    #[test]
+    fn a_key_is_the_same_action_for_ever() {
+        let key = Digest::of(b"abc");
+        let action = |key: Key| Action::of(&key).action.0.digest.to_string();
+        let golden = "112b147e409e0f1cd13420ab9c9a22565fc0d3b51d63f56c8ce48a4cc7983526";
+        assert_eq!(action(Key::Content(key)), golden);
+        assert_ne!(action(Key::Content(key)), action(Key::Recipe(key)));
+    }
+
+    #[test]
+    fn an_entry_comes_back_from_its_result() {
+        let blob = |text: &[u8]| Blob::of(text);
+        let chunks = vec![blob(b"1"), blob(b"22")];
+        let entry = Entry { statement: blob(b"s"), index: blob(b"i"), chunks };
+        let result = result_of(&entry);
+        assert_eq!(entry_of(&result), Ok(entry));
+        let mut odd = result.clone();
+        odd.output_files.remove(0);
+        assert!(entry_of(&odd).unwrap_err().contains("no statement"));
+        let mut odd = result.clone();
+        odd.output_files[2].path = "../x".to_owned();
+        assert!(entry_of(&odd).unwrap_err().contains("none of smelt's"));
+        let mut odd = result;
+        odd.output_files[2].digest.as_mut().unwrap().size_bytes = -1;
+        assert!(entry_of(&odd).unwrap_err().contains("without a digest"));
+    }
+}

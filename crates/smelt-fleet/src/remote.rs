@@ -1,0 +1,97 @@
+//! What a server of results is asked, and what it answers: blobs by their digests, and an entry for each key.
+
+use smelt_store::Digest;
+
+use crate::chunk::Chunk;
+
+/// A blob by its content.
+pub type Blob = Chunk;
+
+/// What an entry is published under and asked for by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// Covers the digests of the inputs.
+    Content(Digest),
+    /// Covers the recipes of the inputs, so that it is known before anything is built.
+    Recipe(Digest),
+    /// The digest of the output's files, by which other outputs name it.
+    Tree(Digest),
+}
+
+impl Key {
+    /// Which of the two, as a word.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Content(_) => "content-key",
+            Self::Recipe(_) => "recipe-key",
+            Self::Tree(_) => "tree",
+        }
+    }
+
+    /// The key.
+    pub const fn digest(&self) -> &Digest {
+        match self {
+            Self::Content(digest) | Self::Recipe(digest) | Self::Tree(digest) => digest,
+        }
+    }
+}
+
+/// An entry of a server: every blob that the output needs, by which the server knows what it must keep together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The envelope of the signed statement.
+    pub statement: Blob,
+    /// The list of chunks.
+    pub index: Blob,
+    /// The chunks, each once.
+    pub chunks: Vec<Blob>,
+}
+
+/// A server did not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{server}: {problem}")]
+pub struct RemoteError {
+    /// Its address.
+    pub server: String,
+    /// What it said, or that it said nothing.
+    pub problem: String,
+}
+
+/// A server of results.
+pub trait Remote {
+    /// Where it is, for a person.
+    fn name(&self) -> &str;
+
+    /// Which of its results are meant; one server may keep several fleets apart.
+    fn instance(&self) -> &str;
+
+    /// Those that it does not have.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    fn missing(&self, blobs: &[Blob]) -> Result<Vec<Blob>, RemoteError>;
+
+    /// The content of each, in order, as the server has it: whoever asks compares digests.  `None` where it has none.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    fn read(&self, blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, RemoteError>;
+
+    /// Keeps blobs.
+    ///
+    /// # Errors
+    /// If one of them is refused.
+    fn write(&self, blobs: &[(Blob, Vec<u8>)]) -> Result<(), RemoteError>;
+
+    /// What is published under a key.
+    ///
+    /// # Errors
+    /// If it does not answer, or no entry of ours.
+    fn entry(&self, key: &Key) -> Result<Option<Entry>, RemoteError>;
+
+    /// Publishes what has been written.
+    ///
+    /// # Errors
+    /// If it is refused.
+    fn publish(&self, key: &Key, entry: &Entry) -> Result<(), RemoteError>;
+}

@@ -1,0 +1,492 @@
+//! Pushes to and pulls from a server in memory that goes wrong when it is told to.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
+use std::path::Path;
+
+use serde_json::json;
+use smelt_random::Random;
+use smelt_store::{Digest, FileEntry, Manifest};
+
+use crate::chunk::{FileChunks, Index};
+use crate::dsse::Envelope;
+use crate::keys::SigningKey;
+use crate::local::LocalChunks;
+use crate::pull::{Fetched, Offer, PullError, offer};
+use crate::push::{PushError, Pushed, push};
+use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
+use crate::statement::{Provenance, Statement};
+use crate::trust::{Trust, TrustedKey, usual_purposes};
+
+const NOW: u64 = 1_800_000_000;
+
+/// Keeps what it is given.
+#[derive(Default)]
+struct Server {
+    blobs: RefCell<HashMap<Digest, Vec<u8>>>,
+    entries: RefCell<BTreeMap<Key, Entry>>,
+    calls: Cell<u64>,
+    /// The call that fails, counted from 1.
+    fails_at: Cell<u64>,
+    /// Bytes that went either way.
+    moved: Cell<u64>,
+}
+
+impl Server {
+    fn call(&self) -> Result<(), RemoteError> {
+        self.calls.set(self.calls.get() + 1);
+        if self.calls.get() == self.fails_at.get() {
+            let (server, problem) = (self.name().to_owned(), "it is gone".to_owned());
+            return Err(RemoteError { server, problem });
+        }
+        Ok(())
+    }
+
+    fn begin(&self, fails_at: u64) {
+        self.calls.set(0);
+        self.fails_at.set(fails_at);
+        self.moved.set(0);
+    }
+
+    /// Entries that lack something of theirs.
+    fn dangling(&self) -> usize {
+        let has = |blob: &Blob| self.blobs.borrow().contains_key(&blob.digest);
+        let is_whole = |entry: &Entry| {
+            has(&entry.statement) && has(&entry.index) && entry.chunks.iter().all(has)
+        };
+        self.entries.borrow().values().filter(|entry| !is_whole(entry)).count()
+    }
+
+    fn put(&self, content: Vec<u8>) -> Blob {
+        let blob = Blob::of(&content);
+        self.blobs.borrow_mut().insert(blob.digest, content);
+        blob
+    }
+}
+
+impl Remote for Server {
+    fn name(&self) -> &str {
+        "grpc://memory:1"
+    }
+
+    fn instance(&self) -> &str {
+        "site"
+    }
+
+    fn missing(&self, blobs: &[Blob]) -> Result<Vec<Blob>, RemoteError> {
+        self.call()?;
+        let held = self.blobs.borrow();
+        Ok(blobs.iter().filter(|blob| !held.contains_key(&blob.digest)).copied().collect())
+    }
+
+    fn read(&self, blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, RemoteError> {
+        self.call()?;
+        let held = self.blobs.borrow();
+        let found: Vec<_> = blobs.iter().map(|blob| held.get(&blob.digest).cloned()).collect();
+        let bytes: usize = found.iter().flatten().map(Vec::len).sum();
+        self.moved.set(self.moved.get() + bytes as u64);
+        Ok(found)
+    }
+
+    fn write(&self, blobs: &[(Blob, Vec<u8>)]) -> Result<(), RemoteError> {
+        for (blob, content) in blobs {
+            self.call()?;
+            assert_eq!(Blob::of(content), *blob);
+            self.moved.set(self.moved.get() + content.len() as u64);
+            self.blobs.borrow_mut().insert(blob.digest, content.clone());
+        }
+        Ok(())
+    }
+
+    fn entry(&self, key: &Key) -> Result<Option<Entry>, RemoteError> {
+        self.call()?;
+        Ok(self.entries.borrow().get(key).cloned())
+    }
+
+    fn publish(&self, key: &Key, entry: &Entry) -> Result<(), RemoteError> {
+        self.call()?;
+        self.entries.borrow_mut().insert(*key, entry.clone());
+        Ok(())
+    }
+}
+
+/// An output, who built it, and whom another board believes.
+struct World {
+    dir: tempfile::TempDir,
+    statement: Statement,
+    signer: SigningKey,
+    trust: Trust,
+    server: Server,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut chance = Random::new(7);
+        let mut random =
+            |count: usize| -> Vec<u8> { (0..count).map(|_| chance.below(256) as u8).collect() };
+        let contents =
+            [("deep/weights.bin", random(2_500_000)), ("empty", Vec::new()), ("run", random(900))];
+        let entry = |(path, content): &(&str, Vec<u8>)| {
+            let full = dir.path().join("out").join(path);
+            fs::create_dir_all(full.parent().unwrap()).unwrap();
+            fs::write(&full, content).unwrap();
+            FileEntry {
+                path: (*path).to_owned(),
+                size: content.len() as u64,
+                sha256: Digest::of(content),
+                executable: *path == "run",
+            }
+        };
+        let files = Manifest::new(contents.iter().map(entry).collect()).unwrap();
+        let (signer, _) = SigningKey::generate().unwrap();
+        let trust = trusting(&signer);
+        Self { dir, statement: statement(files), signer, trust, server: Server::default() }
+    }
+
+    fn push(&self) -> Result<Pushed, PushError> {
+        let out = self.dir.path().join("out");
+        push(&self.server, &self.statement, &out, &self.signer, &mut |_| {})
+    }
+
+    fn offer(&self, key: Key) -> Result<Option<Offer>, PullError> {
+        offer(&self.server, key, &self.trust, NOW)
+    }
+
+    fn fetch(&self, into: &Path) -> Result<Fetched, PullError> {
+        let found = self.offer(Key::Content(self.statement.key))?.expect("it was pushed");
+        found.fetch(&self.server, &LocalChunks::default(), into, &mut |_| true)
+    }
+
+    fn check(&self, folder: &Path) {
+        use std::os::unix::fs::PermissionsExt as _;
+        for entry in self.statement.files.files() {
+            let path = folder.join(&entry.path);
+            assert_eq!(Digest::of(&fs::read(&path).unwrap()), entry.sha256, "{}", entry.path);
+            let mode = fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o100 != 0, entry.executable, "{}", entry.path);
+        }
+    }
+
+    /// Publishes other bytes as the list of chunks, the statement or both.
+    fn forge(&self, change: impl FnOnce(&Server, &mut Entry)) {
+        let key = Key::Content(self.statement.key);
+        let mut entry = self.server.entries.borrow()[&key].clone();
+        change(&self.server, &mut entry);
+        self.server.entries.borrow_mut().insert(key, entry);
+    }
+}
+
+fn trusting(signer: &SigningKey) -> Trust {
+    let mut trust = Trust::default();
+    let key = TrustedKey {
+        name: "bench".to_owned(),
+        key: signer.public(),
+        purposes: usual_purposes(),
+        facts: BTreeMap::new(),
+        until: None,
+        revoked: None,
+    };
+    trust.add(key).unwrap();
+    trust
+}
+
+fn statement(files: Manifest) -> Statement {
+    let provenance = Provenance {
+        stage: "llm".to_owned(),
+        kind: "llm-engine-build".to_owned(),
+        kind_version: 3,
+        pipeline: "p".to_owned(),
+        params: BTreeMap::new(),
+        device: BTreeMap::new(),
+        tools: Vec::new(),
+        inputs: vec![("checkpoint".to_owned(), Digest::of(b"checkpoint"))],
+        run: "20261128-000000-0000".to_owned(),
+    };
+    Statement {
+        key: Digest::of(b"key"),
+        recipes: vec![Digest::of(b"recipe")],
+        instance: "site".to_owned(),
+        tree: files.digest(),
+        files,
+        refers: Vec::new(),
+        record: json!({ "stage": "llm" }),
+        provenance,
+        finished: NOW - 5,
+        builder: "smelt 0.1.0".to_owned(),
+    }
+}
+
+#[test]
+fn what_was_pushed_is_pulled() {
+    let world = World::new();
+    let pushed = world.push().unwrap();
+    assert_eq!((pushed.bytes, pushed.sent > 2_500_000), (2_500_900, true));
+    let keys = [
+        Key::Content(world.statement.key),
+        Key::Recipe(world.statement.recipes[0]),
+        Key::Tree(world.statement.tree),
+    ];
+    for (number, key) in keys.into_iter().enumerate() {
+        let into = world.dir.path().join(number.to_string());
+        let found = world.offer(key).unwrap().unwrap();
+        assert_eq!(
+            (&found.vouched.statement, &*found.vouched.by),
+            (&world.statement, &["bench".to_owned()][..])
+        );
+        let fetched =
+            found.fetch(&world.server, &LocalChunks::default(), &into, &mut |_| true).unwrap();
+        assert_eq!(fetched, Fetched { bytes: 2_500_900, ..Fetched::default() });
+        world.check(&into);
+    }
+    assert!(world.offer(Key::Content(Digest::of(b"other"))).unwrap().is_none());
+}
+
+#[test]
+fn a_push_that_is_cut_short_anywhere_leaves_no_entry_without_its_bytes_and_is_gone_on_with() {
+    let mut sent_again = Vec::new();
+    for call in 1.. {
+        let world = World::new();
+        world.server.begin(call);
+        if world.push().is_ok() {
+            assert!(call > 10, "{call}");
+            break;
+        }
+        assert_eq!(world.server.dangling(), 0, "call {call}");
+        world.server.begin(0);
+        let pushed = world.push().unwrap();
+        assert_eq!(world.server.dangling(), 0, "call {call}");
+        sent_again.push(pushed.sent);
+        world.check_pull();
+    }
+    assert!(sent_again[0] > 2_500_000 && *sent_again.last().unwrap() < 10_000, "{sent_again:?}");
+}
+
+#[test]
+fn what_the_server_has_is_not_sent_again() {
+    let mut world = World::new();
+    world.push().unwrap();
+    let path = world.dir.path().join("out/deep/weights.bin");
+    let mut content = fs::read(&path).unwrap();
+    content[1_000_000] ^= 1;
+    fs::write(&path, &content).unwrap();
+    let mut files = world.statement.files.files().to_vec();
+    files[0].sha256 = Digest::of(&content);
+    world.statement = statement(Manifest::new(files).unwrap());
+    let pushed = world.push().unwrap();
+    assert!(pushed.sent < 600_000, "{}", pushed.sent);
+    world.check_pull();
+}
+
+/// Another version costs what changed, and what is here but damaged is not believed.
+#[test]
+fn what_is_here_is_not_fetched() {
+    let mut world = World::new();
+    world.push().unwrap();
+    let [old, new] = ["old", "new"].map(|name| world.dir.path().join(name));
+    world.fetch(&old).unwrap();
+    let path = world.dir.path().join("out/deep/weights.bin");
+    let mut content = fs::read(&path).unwrap();
+    content.splice(1_000_000..1_000_000, [7; 100]);
+    fs::write(&path, &content).unwrap();
+    let mut files = world.statement.files.files().to_vec();
+    (files[0].sha256, files[0].size) = (Digest::of(&content), content.len() as u64);
+    world.statement = statement(Manifest::new(files).unwrap());
+    world.push().unwrap();
+    let found = world.offer(Key::Content(world.statement.key)).unwrap().unwrap();
+    let local = found.local(&[old.clone(), world.dir.path().join("none")]);
+    let fetched = found.fetch(&world.server, &local, &new, &mut |_| true).unwrap();
+    assert!(fetched.bytes < 600_000 && fetched.local > 1_900_000, "{fetched:?}");
+    world.check(&new);
+    // Changed since it was looked at.
+    fs::remove_dir_all(&new).unwrap();
+    fs::write(old.join("deep/weights.bin"), vec![0; 2_500_000]).unwrap();
+    let fetched = found.fetch(&world.server, &local, &new, &mut |_| true).unwrap();
+    assert_eq!((fetched.bytes + fetched.local, fetched.local < 1000), (2_501_000, true));
+    world.check(&new);
+}
+
+#[test]
+fn a_pull_that_is_cut_short_anywhere_is_gone_on_with() {
+    let world = World::new();
+    world.push().unwrap();
+    let into = world.dir.path().join("in");
+    for call in 1.. {
+        let _ = fs::remove_dir_all(&into);
+        world.server.begin(call);
+        if world.fetch(&into).is_ok() {
+            assert!(call > 3, "{call}");
+            break;
+        }
+        world.server.begin(0);
+        let fetched = world.fetch(&into).unwrap();
+        assert_eq!(fetched.bytes + fetched.kept, 2_500_900);
+        world.check(&into);
+    }
+    world.server.begin(0);
+    // A process that was killed leaves any beginning of a file.
+    let mut chance = Random::new(3);
+    for _ in 0..20 {
+        let length = chance.below(2_500_000);
+        let file = fs::OpenOptions::new().write(true).open(into.join("deep/weights.bin")).unwrap();
+        file.set_len(length as u64).unwrap();
+        let fetched = world.fetch(&into).unwrap();
+        let lacked = 2_500_000 - length as u64;
+        assert!(fetched.bytes < lacked + (1 << 20), "{lacked}: {fetched:?}");
+        world.check(&into);
+    }
+    assert_eq!(world.fetch(&into).unwrap().bytes, 0, "all of it is there");
+    // What lies there and is none of it is written over.
+    fs::write(into.join("deep/weights.bin"), vec![7; 4_000_000]).unwrap();
+    world.fetch(&into).unwrap();
+    world.check(&into);
+}
+
+#[test]
+fn whoever_wants_no_more_is_obeyed_and_goes_on_later() {
+    let world = World::new();
+    world.push().unwrap();
+    let into = world.dir.path().join("in");
+    let found = world.offer(Key::Content(world.statement.key)).unwrap().unwrap();
+    let mut calls = 0;
+    let stopped = found.fetch(&world.server, &LocalChunks::default(), &into, &mut |_| {
+        calls += 1;
+        calls < 8
+    });
+    assert!(matches!(stopped, Err(PullError::Stopped)), "{stopped:?}");
+    let fetched = world.fetch(&into).unwrap();
+    assert!(fetched.kept > 0, "{fetched:?}");
+    world.check(&into);
+}
+
+/// What is said of it, and the lie.
+type Lie = (&'static str, fn(&World));
+
+/// Each lie is told of the same entry that is taken without it.
+#[test]
+fn what_a_server_makes_up_is_refused() {
+    let lies: [Lie; 7] = [
+        ("no longer its chunks", |world| world.lose_a_chunk()),
+        ("no longer its statement", |world| {
+            world.forge(|_, entry| entry.statement = Blob::of(b"no"))
+        }),
+        ("other bytes than those asked for: a chunk of deep/weights.bin", |world| {
+            world.change_a_chunk(|content| content[0] ^= 1);
+        }),
+        ("other bytes than those asked for: a chunk of deep/weights.bin", |world| {
+            world.change_a_chunk(|content| content.truncate(9));
+        }),
+        ("deep/weights.bin is not what was signed", |world| world.swap_chunks()),
+        ("the list of chunks is not that of the signed files", |world| {
+            world.forge(|server, entry| {
+                let file = FileChunks { path: "../x".to_owned(), chunks: Vec::new() };
+                entry.index = server.put(Index::new(vec![file]).to_json().unwrap());
+            });
+        }),
+        ("a statement of 4294967295 bytes", |world| {
+            world.forge(|_, entry| entry.statement.bytes = u32::MAX);
+        }),
+    ];
+    for (expect, lie) in lies {
+        let world = World::new();
+        world.push().unwrap();
+        world.check_pull();
+        lie(&world);
+        let into = world.dir.path().join("in");
+        let error = world.fetch(&into).unwrap_err().to_string();
+        assert!(error.contains(expect) && error.contains("grpc://memory:1"), "{error}");
+        let is_false = |entry: &FileEntry| {
+            let content = fs::read(into.join(&entry.path)).unwrap_or_default();
+            content.len() as u64 == entry.size && Digest::of(&content) != entry.sha256
+        };
+        assert!(!world.statement.files.files().iter().any(is_false), "{expect}");
+    }
+}
+
+#[test]
+fn a_statement_counts_only_for_its_own_key_by_whom_one_believes() {
+    let mut world = World::new();
+    world.push().unwrap();
+    world.check_pull();
+    // Copied to another key.
+    let entry = world.server.entries.borrow()[&Key::Content(world.statement.key)].clone();
+    let other = Key::Content(Digest::of(b"other key"));
+    world.server.entries.borrow_mut().insert(other, entry.clone());
+    assert!(matches!(world.offer(other), Err(PullError::Refused { .. })));
+    // Signed by nobody.
+    let unsigned = Envelope::sign(world.statement.to_json().unwrap(), &[]).to_json().unwrap();
+    world.forge(|server, entry| entry.statement = server.put(unsigned));
+    assert!(matches!(
+        world.offer(Key::Content(world.statement.key)),
+        Err(PullError::Refused { .. })
+    ));
+    // By a stranger.
+    world.signer = SigningKey::generate().unwrap().0;
+    world.push().unwrap();
+    assert!(matches!(
+        world.offer(Key::Content(world.statement.key)),
+        Err(PullError::Refused { .. })
+    ));
+    world.trust = trusting(&world.signer);
+    world.check_pull();
+}
+
+impl World {
+    fn check_pull(&self) {
+        let into = tempfile::tempdir().unwrap();
+        self.server.begin(0);
+        self.fetch(into.path()).unwrap();
+        self.check(into.path());
+    }
+
+    fn a_chunk(&self) -> Blob {
+        self.server.entries.borrow()[&Key::Content(self.statement.key)].chunks[2]
+    }
+
+    fn lose_a_chunk(&self) {
+        self.server.blobs.borrow_mut().remove(&self.a_chunk().digest);
+    }
+
+    fn change_a_chunk(&self, change: impl FnOnce(&mut Vec<u8>)) {
+        change(self.server.blobs.borrow_mut().get_mut(&self.a_chunk().digest).unwrap());
+    }
+
+    /// The right bytes in another order: each chunk is what it is called, and the file is not.
+    fn swap_chunks(&self) {
+        self.forge(|server, entry| {
+            let json = server.blobs.borrow()[&entry.index.digest].clone();
+            let mut index = Index::read(&json, &self.statement.files).unwrap();
+            index.files[0].chunks.swap(0, 1);
+            entry.index = server.put(index.to_json().unwrap());
+        });
+    }
+}
+
+/// Nothing is asked for twice at once, and each window only what memory takes.
+#[test]
+fn many_small_files_come_in_few_calls() {
+    let mut world = World::new();
+    let folder = world.dir.path().join("out/many");
+    fs::create_dir_all(&folder).unwrap();
+    let mut files = world.statement.files.files().to_vec();
+    for number in 0..600 {
+        let content = format!("file {number}");
+        fs::write(folder.join(number.to_string()), &content).unwrap();
+        files.push(FileEntry {
+            path: format!("many/{number}"),
+            size: content.len() as u64,
+            sha256: Digest::of(content.as_bytes()),
+            executable: false,
+        });
+    }
+    world.statement = statement(Manifest::new(files).unwrap());
+    world.push().unwrap();
+    let into = world.dir.path().join("in");
+    world.server.begin(0);
+    world.fetch(&into).unwrap();
+    world.check(&into);
+    assert!(world.server.calls.get() < 12, "{}", world.server.calls.get());
+    let distinct: HashSet<_> = world.statement.files.files().iter().map(|it| it.sha256).collect();
+    assert!(distinct.len() > 600);
+}
