@@ -11,6 +11,7 @@ pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod film;
 pub(crate) mod fit;
+pub(crate) mod fleet;
 mod inputs;
 pub(crate) mod measure;
 mod report;

@@ -15,8 +15,8 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
 use crate::{
-    bench, cma, conformance, cross, fetch, onnxruntime, operation, power_cuts, root, target, tidy,
-    toolchains, unchanged, walks,
+    bench, cma, conformance, cross, fetch, fleet, onnxruntime, operation, power_cuts, root, target,
+    tidy, toolchains, unchanged, walks,
 };
 
 /// Steps that need nothing but cargo.
@@ -63,7 +63,8 @@ const BUILDING: [CheckFn; 4] = [
 ];
 
 /// Those that ask what was built.
-const ASKING: [CheckFn; 4] = [
+const ASKING: [CheckFn; 5] = [
+    ("fleet", &[], || ran(fleet::run())),
     ("conformance", &[], || ran(conformance::run())),
     ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
     ("bench router", &[], || ran(bench::router::run(&["--smoke"]))),

@@ -4,7 +4,8 @@
 use anyhow::{Context, Result};
 
 use crate::{
-    cma, conformance, cross, debian, nvrtc, onnxruntime, operation, power_cuts, target, toolchains,
+    cma, conformance, cross, debian, fleet, nvrtc, onnxruntime, operation, power_cuts, target,
+    toolchains,
 };
 
 /// What tests are told, by the names of variables.
@@ -46,12 +47,13 @@ pub(crate) fn for_tests() -> Result<Variables> {
 /// A check, and what brings what it needs.
 type Bring = (&'static str, fn() -> Result<()>);
 
-const CHECKS: [Bring; 5] = [
+const CHECKS: [Bring; 6] = [
     ("aarch64", cross::fetch),
     ("cma", cma::fetch),
     ("power cuts", power_cuts::fetch),
     ("conformance", conformance::fetch),
     ("operation", operation::fetch),
+    ("fleet", fleet::fetch),
 ];
 
 /// What the checks behind the tests need.  What does not come now is asked for again by the check, which says what it lacks.

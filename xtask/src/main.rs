@@ -1,4 +1,4 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `cuda`, `demo`, `fit`, `fuzz`, `llama`, `mutants`,
+//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `cuda`, `demo`, `fit`, `fleet`, `fuzz`, `llama`, `mutants`,
 //! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `toolchains`,
 //! `transformers`, `walks`.
 
@@ -12,6 +12,7 @@ mod cuda;
 mod debian;
 mod demo;
 mod fetch;
+mod fleet;
 mod fuzz;
 mod guest;
 mod llama;
@@ -40,7 +41,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench bundle|bench router|bench upstream|cma|conformance|cuda|demo|fit|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench bundle|bench fleet|bench router|bench upstream|cma|conformance|cuda|demo|fit|fleet|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -49,7 +50,7 @@ const USAGE: &str =
          unit tests of the crates that changed and of those that depend on them, test programs that changed
   ci [--all]
          everything a change must pass: format, lints, tests, docs, tidy, onnxruntime, conformance, smoke runs of
-         bench, operation, walks, aarch64, exhausted contiguous memory, 20 power cuts; what held within a week with the
+         bench, operation, fleet, walks, aarch64, exhausted contiguous memory, 20 power cuts; what held within a week with the
          same inputs is left out, but for --all
   bench front [--runs N] [CASE]...
          exporters, quantisers and surgery at true size beside a numpy rival, held to their targets
@@ -64,6 +65,8 @@ const USAGE: &str =
   bench cuda [FOLDER] | bench cuda --results FILE
          a folder with what times the decoder for GPUs at true size on a machine with a card; of what that printed a page
          in docs/figures, held to targets
+  bench fleet [--runs N]
+         1 GiB shared by a server of this machine beside a client that sends and fetches whole blobs
   bench bundle [--runs N]
          moving 2 GiB of sealed output beside tar and sha256sum
   bench film [--runs N] [minute] [small-minute] [ten-minutes]
@@ -84,6 +87,8 @@ const USAGE: &str =
   demo   what `smelt demo` carries, built and packed anew: crates/smelt/demo/model.gz
   fit [--only TEXT]... [--smoke]
          what `smelt fit` says of twelve models of all families beside what their builds and answers really take
+  fleet
+         two boards share what one has built by a real server, which then goes and loses half of what it had
   fuzz [TARGET]...
          each fuzz target for a minute; installs nightly and cargo-fuzz where they are not
   llama  text models beside llama.cpp, compiled once: the tokens of ten thousand lines by six vocabularies, and a
@@ -145,6 +150,7 @@ fn main() -> ExitCode {
         ["bench", "serve", ref rest @ ..] => bench::serve::run(rest),
         ["bench", "cuda", ref rest @ ..] => bench::cuda::run(rest),
         ["bench", "bundle", ref rest @ ..] => bench::bundle::run(rest),
+        ["bench", "fleet", ref rest @ ..] => bench::fleet::run(rest),
         ["bench", "film", ref rest @ ..] => bench::film::run(rest),
         ["bench", "router", ref rest @ ..] => bench::router::run(rest),
         ["bench", "upstream", ref rest @ ..] => bench::upstream::run(rest),
@@ -167,6 +173,7 @@ fn main() -> ExitCode {
         ["soak", ref rest @ ..] => soak::run(rest),
         ["tidy"] => tidy::run(),
         ["toolchains"] => toolchains::run(),
+        ["fleet"] => fleet::run(),
         ["transformers"] => transformers::run(),
         ["walks"] => walks::run(walks::Walker::Reader),
         _ => {

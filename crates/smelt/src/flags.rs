@@ -12,6 +12,7 @@ mod checkpoint;
 mod doctor;
 #[cfg(feature = "build")]
 mod fit;
+pub(crate) mod fleet;
 mod image_options;
 #[cfg(feature = "build")]
 mod onnx;
@@ -48,6 +49,10 @@ pub(crate) use checkpoint::{
 pub(crate) use doctor::DoctorFlags;
 #[cfg(feature = "build")]
 pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
+pub(crate) use fleet::{
+    FleetCommand, FleetFlags, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, ProvenanceFlags,
+    PullFlags, Push, PushFlags, TrustFlags, UntrustFlags,
+};
 pub(crate) use image_options::ImageFlags;
 #[cfg(feature = "build")]
 pub(crate) use onnx::{Judge, OnnxCommand, Output};
@@ -73,6 +78,8 @@ Environment:
   HF_ENDPOINT     The hub that hf: means, as in a mirror (default: https://huggingface.co)
   HF_TOKEN        The token for gated and private models
   HF_HUB_OFFLINE  1: ask no hub, use what was fetched
+  SMELT_FLEET     The server that shares results, as in grpc://10.0.0.5:5200
+  SMELT_FLEET_TOKEN  The token that it wants
   SMELT_CONFINE   The only way to confine stages: landlock, mounts or none (default: what there is)
   SMELT_TOKENS    Where what runs of this machine share is locked (default: /run/lock/smelt-tokens)
   NO_COLOR        Set: no colours, unless --color says otherwise";
@@ -164,6 +171,11 @@ pub(crate) enum Subcommand {
     /// Look after the store: how large it is, what may go, whether it is sound
     #[command(subcommand)]
     Cache(CacheCommand),
+    /// Share results with other machines: keys, whom this one believes, what the server says
+    #[command(subcommand)]
+    Fleet(FleetCommand),
+    /// Print what is true of a stage's output, as in-toto's statement: what made it, of what, with what
+    Provenance(ProvenanceFlags),
     /// Compare what was built
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -247,6 +259,11 @@ pub(crate) struct RunFlags {
     /// The same behind nothing
     #[arg(long, hide = true)]
     pub(crate) once: bool,
+    #[command(flatten)]
+    pub(crate) fleet: FleetFlags,
+    /// Which results this run publishes to the fleet
+    #[arg(long, value_name = "WHICH", default_value = "never", help_heading = "Fleet")]
+    pub(crate) push: Push,
     /// Print the report as JSON instead of the table
     #[arg(long)]
     pub(crate) json: bool,
@@ -281,6 +298,8 @@ impl RunFlags {
             warm_up: false,
             begin: Vec::new(),
             once: false,
+            fleet: FleetFlags::default(),
+            push: Push::Never,
             json: false,
             events: false,
         }

@@ -21,6 +21,7 @@ mod device;
 mod exit;
 mod film;
 mod flags;
+mod fleet;
 mod history;
 mod hub;
 mod integrity;
@@ -35,6 +36,7 @@ mod paint;
 mod pins;
 mod shipped;
 mod speeds;
+mod stop;
 mod story;
 mod table;
 mod telling;
@@ -135,6 +137,8 @@ fn main() -> ExitCode {
         Subcommand::Rerank(flags) => commands::rerank::run(&flags),
         Subcommand::Model(command) => half::model(&command),
         Subcommand::Cache(command) => commands::cache::run(&command),
+        Subcommand::Fleet(command) => commands::fleet::run(&command),
+        Subcommand::Provenance(flags) => commands::fleet::provenance(&flags),
         Subcommand::Bench(command) => commands::bench::run(&command),
         Subcommand::Stage(flags) => commands::stage::run(&flags),
     };

@@ -11,7 +11,7 @@ use smelt_plan::{Digest, Earlier, Side};
 use smelt_store::{RunId, Store};
 
 use crate::exit::Failed;
-use crate::flags::{PipelineFlags, RunFlags};
+use crate::flags::{FleetFlags, PipelineFlags, Push, RunFlags};
 use crate::history::{History, WARM_UP};
 
 /// So many runs are looked back at: whoever lets more pass does not go on, but begins.
@@ -35,13 +35,17 @@ pub(crate) struct RunArguments {
     overcommit: bool,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     require_confinement: bool,
-    #[serde(default, skip_serializing_if = "is_usual")]
+    #[serde(default, skip_serializing_if = "is_default")]
     priority: i32,
     jobs: usize,
+    #[serde(default, skip_serializing_if = "is_default")]
+    fleet: FleetFlags,
+    #[serde(default, skip_serializing_if = "is_default")]
+    push: Push,
 }
 
-fn is_usual(priority: &i32) -> bool {
-    *priority == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl RunArguments {
@@ -61,6 +65,8 @@ impl RunArguments {
             require_confinement: flags.require_confinement,
             priority: flags.priority,
             jobs: flags.jobs,
+            fleet: flags.fleet.clone(),
+            push: flags.push,
         })
     }
 
@@ -82,6 +88,8 @@ impl RunArguments {
             require_confinement: self.require_confinement,
             priority: self.priority,
             jobs: self.jobs,
+            fleet: self.fleet.clone(),
+            push: self.push,
             no_wait: false,
             events: false,
             warm_up: false,

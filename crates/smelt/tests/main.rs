@@ -17,6 +17,7 @@ mod file_systems;
 mod films;
 mod first_minute;
 mod fit;
+mod fleet;
 mod full;
 mod hostile;
 mod hub;

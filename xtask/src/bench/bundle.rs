@@ -106,7 +106,7 @@ fn both(folder: &Path, commands: [&str; 2]) -> Result<Figures> {
 }
 
 /// A line for a shell in `folder`, where `smelt` is ours and its store.
-fn words(folder: &Path, line: &str) -> Vec<OsString> {
+pub(super) fn words(folder: &Path, line: &str) -> Vec<OsString> {
     let programs = target().join("release");
     let line = format!(
         "cd '{}' && export PATH='{}':$PATH && {line}",
@@ -116,7 +116,7 @@ fn words(folder: &Path, line: &str) -> Vec<OsString> {
     ["sh", "-c", &line].map(OsString::from).into()
 }
 
-fn shell(folder: &Path, line: &str) -> Command {
+pub(super) fn shell(folder: &Path, line: &str) -> Command {
     let words = words(folder, line);
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]);

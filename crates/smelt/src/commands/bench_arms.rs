@@ -19,11 +19,12 @@ use smelt_plan::plan::Stage;
 use smelt_report::arms::Side;
 use smelt_report::trials::{ArmOutcome, Trial, differ, order};
 
-use super::run::{changes, stop_flag};
+use super::run::changes;
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{Arm, ArmsFlags, PipelineFlags};
 use crate::load;
+use crate::stop::stop_flag;
 use crate::table::{Table, bytes, seconds};
 
 /// How often it is looked whether a trial has ended, which takes seconds at the least.

@@ -20,7 +20,7 @@ use crate::device_profile::{self, Measure};
 use crate::draft;
 use crate::draft::Shape;
 use crate::exit::{Exit, Failed};
-use crate::flags::{BuildFlags, OverruleFlags, RunFlags};
+use crate::flags::{BuildFlags, FleetFlags, OverruleFlags, RunFlags};
 use crate::last_run::LastRun;
 use crate::load;
 use crate::model_facts::{Headers, shape};
@@ -43,7 +43,7 @@ struct Prepared {
 pub(crate) fn run(flags: &BuildFlags) -> Result<Exit, Failed> {
     let Prepared { file, pipeline, .. } =
         prepare(&flags.model, &flags.overrule, flags.out.as_deref(), Consent::Given)?;
-    let run_flags = RunFlags { json: flags.json, ..RunFlags::of(file.clone()) };
+    let run_flags = RunFlags { json: flags.json, ..run_flags(file.clone())? };
     let exit = run::run_as(&run_flags, Start::ByName)?;
     if exit == Exit::Ok {
         next(&file, &pipeline).iter().for_each(tell);
@@ -58,13 +58,22 @@ pub(super) fn on_the_way(model: &str, extent: Extent, consent: Consent) -> Resul
         Extent::All => Vec::new(),
         Extent::Deployments => deployments(&pipeline),
     };
-    match run::run_as(&RunFlags { only, ..RunFlags::of(file.clone()) }, Start::OnTheWay)? {
+    match run::run_as(&RunFlags { only, ..run_flags(file.clone())? }, Start::OnTheWay)? {
         Exit::Ok => Ok(file),
         exit => Err(Failed::new(
             exit,
             format!("{model} is not built yet; the same command goes on where this one ended"),
         )),
     }
+}
+
+/// Those of a run of the pipeline, which takes from the fleet that the environment names.
+fn run_flags(file: PathBuf) -> Result<RunFlags, Failed> {
+    let fleet = FleetFlags::of_environment().map_err(|error| {
+        let text = error.to_string();
+        Failed::usage(text.lines().next().unwrap_or_default())
+    })?;
+    Ok(RunFlags { fleet, ..RunFlags::of(file) })
 }
 
 /// The names of the stages that can be asked.

@@ -1,6 +1,7 @@
 //! `smelt cache`: how much the store holds, what may go, and whether it is sound.
 
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use smelt_exec::clear_dead_runs;
@@ -16,6 +17,9 @@ use crate::leftovers::left_behind;
 use crate::load;
 use crate::table::{Table, ago, bytes};
 
+/// Whoever fetches goes on within a week, or begins anew.
+const PULLS_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
 pub(crate) fn run(command: &CacheCommand) -> Result<Exit, Failed> {
     let root = load::root()?;
     match command {
@@ -26,6 +30,8 @@ pub(crate) fn run(command: &CacheCommand) -> Result<Exit, Failed> {
         CacheCommand::Pin(flags) => pin(&root, flags),
         CacheCommand::Unpin(flags) => unpin(&root, flags),
         CacheCommand::Pins(flags) => pins(&root, flags),
+        CacheCommand::Push(flags) => super::fleet::push(flags),
+        CacheCommand::Pull(flags) => super::fleet::pull(flags),
     }
 }
 
@@ -134,6 +140,7 @@ fn gc(root: &Path, flags: &GcFlags) -> Result<Exit, Failed> {
     let store = Store::open(root, Wait::Yes)?;
     // First: what a power cut left of the lists that these held cannot be read.
     clear_dead_runs(&store, &mut left_behind)?;
+    store.clear_pulls(PULLS_AGE_MAX, SystemTime::now())?;
     let done = store.collect(&limits)?;
     tell_victims(flags, "removed", &done.removed, done.bytes_left)?;
     tell_what_stays(flags, &done);

@@ -24,6 +24,7 @@ pub(crate) mod explain;
 mod export;
 #[cfg(feature = "build")]
 mod fit;
+pub(crate) mod fleet;
 pub(crate) mod graph;
 #[cfg(feature = "build")]
 mod init;

@@ -7,10 +7,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Instant, SystemTime};
 
 use serde_json::Value;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use smelt_exec::{
     Confinement, Progress, RunReport, RunStatus, Runner, Signatures, StageReport, StageStatus, Task,
 };
+use smelt_fleet::keys::SigningKey;
 use smelt_forecast::{Alike, Forecasts, Towers};
 use smelt_plan::admission::Forecast;
 use smelt_plan::kind::WRITES;
@@ -21,12 +21,16 @@ use smelt_plan::{Change, Digest, Kind, Plan, Rung, Share, StageId, WarmUp};
 use smelt_report::summary;
 use smelt_store::{Lookup, Run, StoreError, Wait};
 
+use super::fleet::pulled_line;
 use crate::checkpoints::Checkpoints;
 use crate::console::{answer, fail, offer, tell, warn};
 use crate::course::{self, Course};
 use crate::events::{self, Events};
 use crate::exit::{Exit, Failed};
-use crate::flags::RunFlags;
+use crate::flags::{Push, RunFlags};
+use crate::fleet::pull::Pulled;
+use crate::fleet::push::{Outcome, push_each};
+use crate::fleet::{self, Fleet};
 use crate::ladder;
 use crate::last_run::{self, LastRun};
 use crate::leftovers::{clear_dead, finish};
@@ -35,6 +39,7 @@ use crate::memo::Memo;
 use crate::progress::Display;
 use crate::reboot;
 use crate::stage::{self, exposed};
+use crate::stop::stop_flag;
 use crate::story::Story;
 use crate::unfinished::{Left, RunArguments};
 use crate::user_signatures;
@@ -59,7 +64,9 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
 
 pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
-    let access = Access::Build(wait, stop_flag()?, flags.on);
+    let stop = stop_flag()?;
+    let access = Access::Build(wait, stop.clone(), flags.on);
+    let signer = signer(flags)?;
     let memo = Memo::of(flags)?;
     if let Some(report) = memo.as_ref().map(|memo| memo.recall(&access)).transpose()?.flatten() {
         return answer_report(flags, &report, start);
@@ -69,6 +76,14 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let confinement = confinement(flags, plan)?;
     let share = share(flags, &loaded)?;
     let mut wishes = wishes(flags, plan, &share)?;
+    let fleet = open_fleet(flags)?;
+    let pulled = fleet.as_ref().map(|fleet| pull(flags, fleet, &loaded, &wishes, &stop));
+    let pulled = pulled.transpose()?;
+    if let Some(pulled) = &pulled {
+        wishes.is_share |= wishes.only.is_empty();
+        wishes.only.clone_from(&pulled.targets);
+        wishes.known.extend(&pulled.known);
+    }
     need_here(&loaded, &wishes)?;
     need_secrets(&loaded, &flags.pipeline.pipeline, &wishes)?;
     if start.is_by_name() {
@@ -96,6 +111,9 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let report = begun.build(wishes)?;
     begun.keep(memo, &report);
     finish(run);
+    if let Some((fleet, signer)) = fleet.as_ref().zip(signer) {
+        publish(flags, fleet, &loaded, &signer, &report);
+    }
     let mut exit = answer_report(flags, &report, start)?;
     if exit == Exit::Ok && !share.waiting.is_empty() {
         tell(format_args!("smelt: {}", waits(flags, plan, &share)));
@@ -105,6 +123,84 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         reboot::reboot(store.root());
     }
     Ok(exit)
+}
+
+/// The key by which this run vouches for what it publishes, where it does.
+fn signer(flags: &RunFlags) -> Result<Option<SigningKey>, Failed> {
+    if flags.push == Push::Never || flags.is_trial() {
+        return Ok(None);
+    }
+    if flags.fleet.fleet.is_none() {
+        return Err(Failed::usage("--push: no server is named; add --fleet grpc://HOST:PORT"));
+    }
+    fleet::signer(&flags.fleet).map(Some)
+}
+
+/// The fleet that is asked; one that does not answer fails no run.
+fn open_fleet(flags: &RunFlags) -> Result<Option<Fleet>, Failed> {
+    if flags.fleet.fleet.is_none() || flags.is_trial() {
+        return Ok(None);
+    }
+    match Fleet::open(&flags.fleet) {
+        Err(failed) if failed.exit == Exit::NotSeen => {
+            warn(format_args!("the fleet is not asked: {failed}; what is missing is built here"));
+            Ok(None)
+        }
+        opened => opened.map(Some),
+    }
+}
+
+/// Takes from the fleet what this run would else build.
+fn pull(
+    flags: &RunFlags,
+    fleet: &Fleet,
+    loaded: &Loaded,
+    wishes: &Wishes,
+    stop: &Arc<AtomicBool>,
+) -> Result<Pulled, Failed> {
+    let mut built_anyway = wishes.force.clone();
+    for name in &flags.check {
+        built_anyway.insert(loaded.plan.find(name)?);
+    }
+    let pulled = fleet::pull::pull(fleet, loaded, (&wishes.only, &built_anyway), stop)?;
+    if !pulled.fetched.is_empty() {
+        tell(pulled_line(loaded, &pulled));
+    }
+    Ok(pulled)
+}
+
+/// Publishes what a run has built or found.  What cannot be published is told, and is there all the same.
+fn publish(
+    flags: &RunFlags,
+    fleet: &Fleet,
+    loaded: &Loaded,
+    signer: &SigningKey,
+    report: &RunReport,
+) {
+    let plan = &loaded.plan;
+    let is_good = |stage: &&StageReport| stage.digest.is_some();
+    let good = report.stages.iter().filter(is_good).filter_map(|it| plan.find(&it.name).ok());
+    let good: BTreeSet<StageId> = good.collect();
+    let chosen = match flags.push {
+        Push::Never => return,
+        Push::Sealed => good,
+        Push::Verified => fleet::push::verified(plan, &good),
+    };
+    match push_each(fleet, loaded, signer, &chosen) {
+        Ok(outcomes) => outcomes.iter().for_each(|(id, outcome)| match outcome {
+            Outcome::Pushed(pushed) => tell(format_args!(
+                "published {}: {}, of which {} were new to the fleet",
+                plan.stage(*id).name,
+                table::bytes(pushed.bytes),
+                table::bytes(pushed.sent)
+            )),
+            Outcome::Failed(error) => {
+                warn(format_args!("{} is not published: {error}", plan.stage(*id).name));
+            }
+            Outcome::WasThere | Outcome::Kept(_) => {}
+        }),
+        Err(failed) => warn(format_args!("nothing is published: {failed}")),
+    }
 }
 
 impl Start {
@@ -360,28 +456,6 @@ fn answer_report(flags: &RunFlags, report: &RunReport, start: Start) -> Result<E
         answer(table::summary(report))?;
     }
     Ok(tell_end(flags, report))
-}
-
-/// Set by SIGINT and SIGTERM from the first moment on, so that hashing gigabytes can be stopped.
-pub(crate) fn stop_flag() -> Result<Arc<AtomicBool>, Failed> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).map_err(|error| {
-            Failed::new(Exit::StageFailed, format!("cannot listen for signals: {error}"))
-        })?;
-    }
-    Ok(stop)
-}
-
-/// Lets SIGINT and SIGTERM end this process again, as they did before a run listened to them.
-pub(crate) fn listen_no_more() -> Result<(), Failed> {
-    let always = Arc::new(AtomicBool::new(true));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register_conditional_default(signal, always.clone()).map_err(
-            |error| Failed::new(Exit::StageFailed, format!("cannot leave signals alone: {error}")),
-        )?;
-    }
-    Ok(())
 }
 
 /// What the run is about where it is of one side alone, by what the store has.

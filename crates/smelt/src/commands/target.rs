@@ -11,9 +11,9 @@ use smelt_store::{Store, Wait};
 
 #[cfg(not(feature = "build"))]
 use super::absent;
-use super::consent::Consent;
 #[cfg(feature = "build")]
-use super::{build, run};
+use super::build;
+use super::consent::Consent;
 use crate::built::{self, Built};
 use crate::carried;
 use crate::console::tell;
@@ -70,7 +70,7 @@ pub(super) fn ready(target: &Path, sets: &[String], consent: Consent) -> Result<
     let built = build_missing(target, sets, Extent::Deployments, consent)?;
     let Some(pipeline) = built else { return directory(target, sets) };
     #[cfg(feature = "build")]
-    run::listen_no_more()?;
+    crate::stop::listen_no_more()?;
     in_pipeline(&pipeline, sets)
 }
 

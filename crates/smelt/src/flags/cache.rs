@@ -5,6 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use smelt_plan::quantity;
 
+use super::{PullFlags, PushFlags};
+
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum CacheCommand {
     /// Say how much the store holds, and how much of it runs need
@@ -21,6 +23,10 @@ pub(crate) enum CacheCommand {
     Unpin(PinFlags),
     /// List the outputs that are pinned
     Pins(PinsFlags),
+    /// Publish outputs of a pipeline to the fleet, signed
+    Push(PushFlags),
+    /// Take from the fleet what a pipeline would else build, only as far as something needs it
+    Pull(PullFlags),
 }
 
 #[derive(Debug, Args)]

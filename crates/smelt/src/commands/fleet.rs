@@ -1,0 +1,295 @@
+//! `smelt fleet`: keys, whom this machine believes, what the server says.  `smelt cache push|pull` and `smelt provenance` too.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use smelt_fleet::keys::{PublicKey, SigningKey};
+use smelt_fleet::pull::offer;
+use smelt_fleet::push::Pushed;
+use smelt_fleet::remote::{Key, Remote as _};
+use smelt_fleet::trust::{Purpose, Trust, TrustedKey, date, date_text, usual_purposes};
+use smelt_plan::StageId;
+use smelt_store::Wait;
+
+use crate::console::{answer, tell};
+use crate::exit::{Exit, Failed};
+use crate::flags::{
+    FleetCommand, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, ProvenanceFlags, PullFlags,
+    PushFlags, TrustFlags, UntrustFlags,
+};
+use crate::fleet::pull::{self, Pulled};
+use crate::fleet::push::{self, Outcome, Shelf, push_each};
+use crate::fleet::{Fleet, key_file, make_folder_of, now, signer, trust, trust_file};
+use crate::load::{self, Access, Loaded};
+use crate::stop::stop_flag;
+use crate::table::{Table, bytes};
+
+const DAY_S: u64 = 24 * 3600;
+
+pub(crate) fn run(command: &FleetCommand) -> Result<Exit, Failed> {
+    match command {
+        FleetCommand::Keygen(flags) => keygen(flags),
+        FleetCommand::Trust(flags) => believe(flags),
+        FleetCommand::Untrust(flags) => doubt(flags),
+        FleetCommand::Verify(flags) => verify(flags),
+        FleetCommand::Status(flags) => status(flags),
+    }
+}
+
+fn keygen(flags: &KeygenFlags) -> Result<Exit, Failed> {
+    let path = key_file(flags.out.as_deref())?;
+    make_folder_of(&path)?;
+    let failed =
+        |error| Failed::new(Exit::StageFailed, format!("cannot write {}: {error}", path.display()));
+    let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
+    let mut file = match created {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let message = format!(
+                "{} is there already, and a key is never written over: --out names another file",
+                path.display()
+            );
+            return Err(Failed::usage(message));
+        }
+        created => created.map_err(failed)?,
+    };
+    let (key, pem) =
+        SigningKey::generate().map_err(|error| Failed::new(Exit::StageFailed, error))?;
+    file.write_all(pem.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+    tell(format_args!(
+        "the private key is in {}; on each machine that shall believe it: smelt fleet trust {} --name NAME",
+        path.display(),
+        key.public()
+    ));
+    answer(format_args!("{}\n", key.public()))?;
+    Ok(Exit::Ok)
+}
+
+fn believe(flags: &TrustFlags) -> Result<Exit, Failed> {
+    let path = trust_file(flags.fleet_trust.as_deref())?;
+    let key: PublicKey = flags.key.parse().map_err(Failed::usage)?;
+    let purposes = match flags.purposes.as_slice() {
+        [] => usual_purposes(),
+        named => named.iter().copied().map(Purpose::from).collect(),
+    };
+    let fact = |text: &String| {
+        let split =
+            text.split_once('=').filter(|(name, value)| !name.is_empty() && !value.is_empty());
+        let split = split.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        split.ok_or_else(|| Failed::usage(format!("--fact {text}: write NAME=VALUE, as in sm=87")))
+    };
+    let facts = flags.facts.iter().map(fact).collect::<Result<_, _>>()?;
+    let until = flags.until.as_deref().map(|text| date(&flags.name, text));
+    let until = until.transpose().map_err(Failed::usage)?;
+    let name = flags.name.clone();
+    let trusted = TrustedKey { name, key, purposes, facts, until, revoked: None };
+    change(&path, |trust| trust.add(trusted).map_err(Failed::usage))?;
+    tell(format_args!(
+        "what {} vouches for is believed from now on ({})",
+        flags.name,
+        path.display()
+    ));
+    Ok(Exit::Ok)
+}
+
+fn doubt(flags: &UntrustFlags) -> Result<Exit, Failed> {
+    let path = trust_file(flags.fleet_trust.as_deref())?;
+    // Since today, whatever the hour.
+    let today = now() / DAY_S * DAY_S;
+    change(&path, |trust| trust.revoke(&flags.name, today).map_err(Failed::usage))?;
+    tell(format_args!(
+        "nothing that {} vouched for is believed any more; outputs that were taken stay until they are removed: smelt cache ls",
+        flags.name
+    ));
+    Ok(Exit::Ok)
+}
+
+/// Changes the trust file, whole or not at all.
+fn change(
+    path: &Path,
+    change: impl FnOnce(&mut Trust) -> Result<(), Failed>,
+) -> Result<(), Failed> {
+    let mut all = if path.exists() { trust(Some(path))? } else { Trust::default() };
+    change(&mut all)?;
+    make_folder_of(path)?;
+    let draft = path.with_extension("toml.new");
+    let written = fs::write(&draft, all.to_toml())
+        .and_then(|()| fs::File::open(&draft)?.sync_all())
+        .and_then(|()| fs::rename(&draft, path));
+    written.map_err(|error| {
+        Failed::new(Exit::StageFailed, format!("cannot write {}: {error}", path.display()))
+    })
+}
+
+fn status(flags: &FleetStatusFlags) -> Result<Exit, Failed> {
+    let fleet = Fleet::open(&flags.fleet)?;
+    let (name, millis) = (fleet.client.name(), fleet.round_trip.as_secs_f64() * 1e3);
+    let takes = fleet.capabilities.takes_entries;
+    if flags.json {
+        let key = |key: &TrustedKey| json!({ "name": key.name, "key": key.key.to_string(), "until": key.until.map(date_text), "revoked": key.revoked.map(date_text) });
+        let text = json!({
+            "server": name, "round_trip_ms": millis, "takes_entries": takes,
+            "message_bytes_max": fleet.capabilities.batch_bytes_max,
+            "trusted": fleet.trust.keys.iter().map(key).collect::<Vec<_>>(),
+        });
+        answer(format_args!("{text}\n"))?;
+        return Ok(Exit::Ok);
+    }
+    let writes = if takes { "takes results" } else { "takes no results" };
+    answer(format_args!("{name} answers in {millis:.1} ms and {writes}\n"))?;
+    if fleet.trust.keys.is_empty() {
+        tell("nobody is believed, so nothing is taken: smelt fleet trust KEY --name NAME");
+        return Ok(Exit::Ok);
+    }
+    let mut table = Table::new(&["Name", "Key", "For", "Until", "Revoked"]);
+    for key in &fleet.trust.keys {
+        let date = |date: Option<u64>| date.map_or_else(|| "-".to_owned(), date_text);
+        let purposes: Vec<&str> = key.purposes.iter().map(|purpose| purpose.word()).collect();
+        table.row([
+            key.name.clone(),
+            key.key.to_string(),
+            purposes.join(","),
+            date(key.until),
+            date(key.revoked),
+        ]);
+    }
+    answer(table)?;
+    Ok(Exit::Ok)
+}
+
+/// Who vouches for what the server has of a pipeline.
+fn verify(flags: &FleetVerifyFlags) -> Result<Exit, Failed> {
+    let fleet = Fleet::open(&flags.fleet)?;
+    let Loaded { plan, .. } = load::plan(&flags.pipeline, Access::Look)?;
+    let (mut rows, mut table) = (Vec::new(), Table::new(&["Stage", "Result", "By"]));
+    let mut exit = Exit::Ok;
+    for (_, stage) in plan.stages().filter(|(_, stage)| stage.given().is_none()) {
+        let found = offer(&fleet.client, Key::Recipe(stage.recipe_key), &fleet.trust, now());
+        let (result, by, why) = match found {
+            Ok(None) => ("absent", Vec::new(), None),
+            Ok(Some(offer)) => ("good", offer.vouched.by, None),
+            Err(error) => ("refused", Vec::new(), Some(error.to_string())),
+        };
+        if result == "refused" {
+            exit = Exit::StageFailed;
+        }
+        let told = why.clone().unwrap_or_else(|| by.join(", "));
+        table.row([stage.name.to_string(), result.to_owned(), told]);
+        rows.push(json!({ "stage": stage.name.as_str(), "result": result, "by": by, "why": why }));
+    }
+    if flags.json {
+        answer(format_args!("{}\n", json!({ "server": fleet.client.name(), "stages": rows })))?;
+    } else {
+        answer(table)?;
+    }
+    Ok(exit)
+}
+
+/// `smelt provenance PIPELINE STAGE`.
+pub(crate) fn provenance(flags: &ProvenanceFlags) -> Result<Exit, Failed> {
+    let loaded = load::plan(&flags.pipeline, Access::Use)?;
+    let id = loaded.plan.find(&flags.stage)?;
+    let shelf = Shelf::of(&loaded)?;
+    let none = || {
+        let message = format!("stage {} is not built; build it with: smelt run", flags.stage);
+        Failed::new(Exit::StageFailed, message)
+    };
+    let statement = shelf.statement_of(id, &flags.instance).ok_or_else(none)?;
+    let kept = |why| Failed::new(Exit::StageFailed, format!("stage {}: {why}", flags.stage));
+    let (statement, _) = statement.map_err(kept)?;
+    let text = statement.to_json().map_err(|error| kept(error.to_string()))?;
+    answer(format_args!("{}\n", String::from_utf8_lossy(&text)))?;
+    Ok(Exit::Ok)
+}
+
+/// `smelt cache push PIPELINE`.
+pub(crate) fn push(flags: &PushFlags) -> Result<Exit, Failed> {
+    let (fleet, signer) = (Fleet::open(&flags.fleet)?, signer(&flags.fleet)?);
+    let loaded = load::plan(&flags.pipeline, Access::Use)?;
+    let shelf = Shelf::of(&loaded)?;
+    let chosen = match flags.only.as_slice() {
+        [] => shelf.stages(),
+        only => {
+            only.iter().map(|name| Ok(loaded.plan.find(name)?)).collect::<Result<_, Failed>>()?
+        }
+    };
+    let outcomes = push_each(&fleet, &loaded, &signer, &chosen)?;
+    if outcomes.is_empty() {
+        let message = "nothing of that is built; build it with: smelt run";
+        return Err(Failed::new(Exit::StageFailed, message));
+    }
+    if flags.json {
+        let rows: Vec<Value> =
+            outcomes.iter().map(|(id, outcome)| outcome.as_json(loaded.plan.stage(*id))).collect();
+        answer(format_args!("{}\n", json!({ "server": fleet.client.name(), "stages": rows })))?;
+    } else {
+        answer(pushed_table(&loaded, &outcomes))?;
+    }
+    Ok(push::exit_of(&outcomes))
+}
+
+pub(crate) fn pushed_table(loaded: &Loaded, outcomes: &[(StageId, Outcome)]) -> Table {
+    let mut table = Table::new(&["Stage", "Size", "Sent", ""]);
+    for (id, outcome) in outcomes {
+        let name = loaded.plan.stage(*id).name.to_string();
+        let dash = || "-".to_owned();
+        table.row(match outcome {
+            Outcome::Pushed(Pushed { bytes: all, sent }) => {
+                [name, bytes(*all), bytes(*sent), String::new()]
+            }
+            Outcome::WasThere => [name, dash(), dash(), "it was there".to_owned()],
+            Outcome::Kept(why) => [name, dash(), dash(), format!("not shared: {why}")],
+            Outcome::Failed(error) => [name, dash(), dash(), error.to_string()],
+        });
+    }
+    table
+}
+
+/// `smelt cache pull PIPELINE`.
+pub(crate) fn pull(flags: &PullFlags) -> Result<Exit, Failed> {
+    let fleet = Fleet::open(&flags.fleet)?;
+    let stop = stop_flag()?;
+    let loaded = load::plan(&flags.pipeline, Access::Build(Wait::Yes, stop.clone(), None))?;
+    let only = flags.only.iter().map(|name| Ok(loaded.plan.find(name)?));
+    let only = only.collect::<Result<Vec<_>, Failed>>()?;
+    let pulled = pull::pull(&fleet, &loaded, (&only, &BTreeSet::new()), &stop)?;
+    let lacks = pulled.targets.iter().filter(|id| !pulled.known.contains_key(id));
+    let lacks: Vec<&str> = lacks.map(|id| loaded.plan.stage(*id).name.as_str()).collect();
+    if flags.json {
+        let rows: Vec<Value> = pulled.fetched.iter().map(|it| it.as_json(&loaded.plan)).collect();
+        answer(format_args!(
+            "{}\n",
+            json!({ "server": fleet.client.name(), "fetched": rows, "fetched_bytes": pulled.bytes, "kept_bytes": pulled.kept, "local_bytes": pulled.local, "missing": lacks })
+        ))?;
+    } else {
+        tell(pulled_line(&loaded, &pulled));
+    }
+    if lacks.is_empty() {
+        return Ok(Exit::Ok);
+    }
+    let message = format!(
+        "the fleet has no {} of this pipeline that this machine takes; smelt run builds it",
+        lacks.join(", ")
+    );
+    Err(Failed::new(Exit::StageFailed, message))
+}
+
+/// What came from the fleet, in a line.
+pub(crate) fn pulled_line(loaded: &Loaded, pulled: &Pulled) -> String {
+    if pulled.fetched.is_empty() {
+        return "nothing was fetched".to_owned();
+    }
+    let names = pulled.fetched.iter().map(|taken| loaded.plan.stage(taken.stage).name.as_str());
+    let (names, size) = (names.collect::<Vec<_>>().join(", "), bytes(pulled.bytes));
+    let all: BTreeSet<&str> =
+        pulled.fetched.iter().flat_map(|it| it.by.iter().map(String::as_str)).collect();
+    let by = all.into_iter().collect::<Vec<_>>().join(", ");
+    let here = match pulled.local + pulled.kept {
+        0 => String::new(),
+        here => format!(" and {} that were here", bytes(here)),
+    };
+    format!("fetched {names}: {size}{here}, vouched for by {by}")
+}

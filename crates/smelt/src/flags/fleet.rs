@@ -1,0 +1,189 @@
+//! The flags of whatever speaks to a fleet's server, and of `smelt fleet …`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+use smelt_fleet::address::Address;
+
+use super::PipelineFlags;
+
+/// Which server, and who is believed.
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Fleet")]
+#[serde(default)]
+pub(crate) struct FleetFlags {
+    /// The server that shares results, as in grpc://10.0.0.5:5200 or grpcs://HOST:PORT/INSTANCE
+    #[arg(long, value_name = "ADDRESS", env = "SMELT_FLEET")]
+    pub(crate) fleet: Option<Address>,
+    /// Whose results are taken (default: trust.toml in ~/.config/smelt)
+    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_TRUST")]
+    pub(crate) fleet_trust: Option<PathBuf>,
+    /// The private key that vouches for what is pushed (default: fleet.pem in ~/.config/smelt)
+    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_KEY")]
+    pub(crate) fleet_key: Option<PathBuf>,
+    /// A file with the token that the server wants; else $SMELT_FLEET_TOKEN
+    #[arg(long, value_name = "FILE")]
+    pub(crate) fleet_token_file: Option<PathBuf>,
+    /// A PEM file with the authority that vouches for the server's name, where that is your own
+    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_CA")]
+    pub(crate) fleet_ca: Option<PathBuf>,
+}
+
+/// What the environment says, to commands without these flags.
+#[derive(Debug, Parser)]
+struct Environment {
+    #[command(flatten)]
+    fleet: FleetFlags,
+}
+
+impl FleetFlags {
+    /// As commands that have no such flags are told: by the environment alone.
+    pub(crate) fn of_environment() -> Result<Self, clap::Error> {
+        Ok(Environment::try_parse_from(["smelt"])?.fleet)
+    }
+}
+
+/// Which results a run publishes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Push {
+    /// None: what boards do that only use them
+    #[default]
+    Never,
+    /// What it has built
+    Sealed,
+    /// What it has built and a verify stage of the pipeline covers
+    Verified,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PushFlags {
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineFlags,
+    #[command(flatten)]
+    pub(crate) fleet: FleetFlags,
+    /// Only this stage, and what its output is nothing without (may be given several times)
+    #[arg(long, value_name = "STAGE")]
+    pub(crate) only: Vec<String>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PullFlags {
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineFlags,
+    #[command(flatten)]
+    pub(crate) fleet: FleetFlags,
+    /// Only this stage, and what its output is nothing without (may be given several times)
+    #[arg(long, value_name = "STAGE")]
+    pub(crate) only: Vec<String>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum FleetCommand {
+    /// Make a key pair: the private key for this machine, a public one for those that shall believe it
+    Keygen(KeygenFlags),
+    /// Believe what a public key vouches for
+    Trust(TrustFlags),
+    /// Believe a key no more, whatever it vouched for
+    Untrust(UntrustFlags),
+    /// Say who vouches for each stage's result that the server has
+    Verify(FleetVerifyFlags),
+    /// Say whether the server answers, what it can do, and who is believed
+    Status(FleetStatusFlags),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KeygenFlags {
+    /// Where the private key is written (default: fleet.pem in ~/.config/smelt)
+    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_KEY")]
+    pub(crate) out: Option<PathBuf>,
+}
+
+/// What a key may vouch for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Purpose {
+    /// Results that are the same on every device
+    Portable,
+    /// Results that depend on facts of a device
+    Device,
+    /// What is handed over to be run
+    Delivery,
+}
+
+impl From<Purpose> for smelt_fleet::trust::Purpose {
+    fn from(purpose: Purpose) -> Self {
+        match purpose {
+            Purpose::Portable => Self::Portable,
+            Purpose::Device => Self::Device,
+            Purpose::Delivery => Self::Delivery,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TrustFlags {
+    /// The public key, as smelt fleet keygen printed it: ed25519:…
+    pub(crate) key: String,
+    /// What to call it
+    #[arg(long)]
+    pub(crate) name: String,
+    /// What it may vouch for: portable results, those of a device, deliveries (default: the first two)
+    #[arg(long = "for", value_name = "WHAT", value_delimiter = ',')]
+    pub(crate) purposes: Vec<Purpose>,
+    /// Results of a device count only where this fact of it holds, as in sm=87 (may be given several times)
+    #[arg(long = "fact", value_name = "NAME=VALUE")]
+    pub(crate) facts: Vec<String>,
+    /// The last moment up to which it is believed, as in 2027-06-01
+    #[arg(long, value_name = "DATE")]
+    pub(crate) until: Option<String>,
+    /// The trust file (default: trust.toml in ~/.config/smelt)
+    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_TRUST")]
+    pub(crate) fleet_trust: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UntrustFlags {
+    /// What it is called
+    pub(crate) name: String,
+    /// The trust file (default: trust.toml in ~/.config/smelt)
+    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_TRUST")]
+    pub(crate) fleet_trust: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FleetVerifyFlags {
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineFlags,
+    #[command(flatten)]
+    pub(crate) fleet: FleetFlags,
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct FleetStatusFlags {
+    #[command(flatten)]
+    pub(crate) fleet: FleetFlags,
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProvenanceFlags {
+    #[command(flatten)]
+    pub(crate) pipeline: PipelineFlags,
+    /// The stage
+    pub(crate) stage: String,
+    /// The instance of the fleet that it is said for
+    #[arg(long, value_name = "NAME", default_value = "")]
+    pub(crate) instance: String,
+}

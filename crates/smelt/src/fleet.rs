@@ -1,0 +1,152 @@
+//! Opens what a fleet needs: its server, whom this machine believes, the key by which it vouches.
+
+pub(crate) mod pull;
+pub(crate) mod push;
+
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use smelt_fleet::judge::newest_seen;
+use smelt_fleet::keys::SigningKey;
+use smelt_fleet::reapi::{Capabilities, Client};
+use smelt_fleet::trust::{Trust, date_text};
+use smelt_store::{Digest, Store};
+
+use crate::console::warn;
+use crate::exit::{Exit, Failed};
+use crate::flags::FleetFlags;
+use crate::load;
+
+/// Clocks of one site differ by less.
+const CLOCK_LATE_MAX_S: u64 = DAY_S;
+const DAY_S: u64 = 24 * 3600;
+/// A token is one line.
+const TOKEN_BYTES_MAX: u64 = 64 << 10;
+/// As the trust file's own limit.
+const TRUST_BYTES_MAX: u64 = 1 << 20;
+
+/// A server that answered, and whom this machine believes.
+pub(crate) struct Fleet {
+    pub(crate) client: Client,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) trust: Trust,
+    pub(crate) round_trip: Duration,
+}
+
+impl Fleet {
+    /// The one that the flags name.
+    pub(crate) fn open(flags: &FleetFlags) -> Result<Self, Failed> {
+        let none = || Failed::usage("no server is named: --fleet grpc://HOST:PORT, or SMELT_FLEET");
+        let address = flags.fleet.as_ref().ok_or_else(none)?;
+        let (trust, token) = (trust(flags.fleet_trust.as_deref())?, token(flags)?);
+        let authority = flags.fleet_ca.as_deref();
+        let read = |path| load::read_within(path, "the authority", TRUST_BYTES_MAX);
+        let authority = authority.map(read).transpose()?;
+        let begin = Instant::now();
+        let connected = Client::connect(address, token.as_deref(), authority.as_deref());
+        let (client, capabilities) =
+            connected.map_err(|error| Failed::new(Exit::NotSeen, error))?;
+        Ok(Self { client, capabilities, trust, round_trip: begin.elapsed() })
+    }
+}
+
+/// What the server wants to hear; never an argument, which everybody on a machine can read.
+fn token(flags: &FleetFlags) -> Result<Option<String>, Failed> {
+    let text = match &flags.fleet_token_file {
+        Some(path) => Some(load::read_within(path, "the token", TOKEN_BYTES_MAX)?),
+        None => env::var("SMELT_FLEET_TOKEN").ok(),
+    };
+    Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()))
+}
+
+/// Where a user's own files are: `$XDG_CONFIG_HOME/smelt`, else `~/.config/smelt`.
+fn own_file(name: &str) -> Result<PathBuf, Failed> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
+    let base = base.ok_or_else(|| {
+        Failed::usage("neither HOME nor XDG_CONFIG_HOME is set; name the file by a flag")
+    })?;
+    Ok(base.join("smelt").join(name))
+}
+
+/// Where it is written who is believed.
+pub(crate) fn trust_file(given: Option<&Path>) -> Result<PathBuf, Failed> {
+    given.map_or_else(|| own_file("trust.toml"), |path| Ok(path.to_owned()))
+}
+
+/// Who is believed; nobody where no such file is.
+pub(crate) fn trust(given: Option<&Path>) -> Result<Trust, Failed> {
+    let path = trust_file(given)?;
+    if given.is_none() && !path.exists() {
+        return Ok(Trust::default());
+    }
+    let text = load::read_within(&path, "the trust file", TRUST_BYTES_MAX)?;
+    Trust::parse(&text).map_err(|error| Failed::usage(format!("{}: {error}", path.display())))
+}
+
+/// Where the private key is.
+pub(crate) fn key_file(given: Option<&Path>) -> Result<PathBuf, Failed> {
+    given.map_or_else(|| own_file("fleet.pem"), |path| Ok(path.to_owned()))
+}
+
+/// The key by which this machine vouches.
+pub(crate) fn signer(flags: &FleetFlags) -> Result<SigningKey, Failed> {
+    let path = key_file(flags.fleet_key.as_deref())?;
+    if !path.exists() {
+        let message = format!("no key is in {}; make one: smelt fleet keygen", path.display());
+        return Err(Failed::usage(message));
+    }
+    SigningKey::read(&path).map_err(Failed::usage)
+}
+
+/// Makes a file's folder.
+pub(crate) fn make_folder_of(path: &Path) -> Result<(), Failed> {
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    let made = folder.map_or(Ok(()), fs::create_dir_all);
+    made.map_err(|error: io::Error| {
+        Failed::new(
+            Exit::StageFailed,
+            format!("cannot make the folder of {}: {error}", path.display()),
+        )
+    })
+}
+
+/// What the clock says, in seconds of the Unix era.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// By which time statements are judged: many boards have no clock until they hear of the time, and then the newest time that
+/// was seen signed says at least that much.
+pub(crate) fn judging_time(store: &Store) -> u64 {
+    let (now, seen) = (now(), seen_time(store));
+    let time = newest_seen(now, seen);
+    if time > now + CLOCK_LATE_MAX_S {
+        warn(format_args!(
+            "this machine's clock says {}, before what was signed on {}: keys that are believed until a date are judged by that",
+            date_text(now / DAY_S * DAY_S),
+            date_text(time / DAY_S * DAY_S)
+        ));
+    }
+    time
+}
+
+fn seen_time(store: &Store) -> Option<u64> {
+    let text = String::from_utf8(store.note(&seen_note())?).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Remembers a time that was seen signed by somebody who is believed.
+pub(crate) fn saw_time(store: &Store, time: u64) {
+    if seen_time(store).is_none_or(|seen| seen < time) {
+        // Without it the next pull knows less.
+        let _ = store.keep_note(&seen_note(), time.to_string().as_bytes());
+    }
+}
+
+fn seen_note() -> Digest {
+    Digest::of(b"the newest time that was seen signed")
+}

@@ -1,0 +1,247 @@
+//! Publishes outputs of a pipeline: what each is, what it was made of and with, signed by this machine's key.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use smelt_fleet::keys::SigningKey;
+use smelt_fleet::pull::offer;
+use smelt_fleet::push::{PushError, Pushed, push};
+use smelt_fleet::remote::{Key, Remote as _};
+use smelt_fleet::statement::{Provenance, Statement};
+use smelt_plan::plan::{From, Stage};
+use smelt_plan::{Digest, Kind, Plan, StageId};
+use smelt_store::{Inventory, Location, Lookup, Output};
+
+use super::{Fleet, now};
+use crate::exit::{Exit, Failed};
+use crate::load::Loaded;
+use crate::telling::Telling;
+
+/// What became of a stage's output.
+pub(crate) enum Outcome {
+    Pushed(Pushed),
+    /// The server has it, and somebody whom this machine believes vouches for it.
+    WasThere,
+    /// It is nothing that others can use, and why.
+    Kept(String),
+    Failed(PushError),
+}
+
+impl Outcome {
+    pub(crate) fn as_json(&self, stage: &Stage) -> Value {
+        let name = stage.name.as_str();
+        match self {
+            Self::Pushed(Pushed { bytes, sent }) => {
+                json!({ "stage": name, "status": "pushed", "bytes": bytes, "sent_bytes": sent })
+            }
+            Self::WasThere => json!({ "stage": name, "status": "there" }),
+            Self::Kept(why) => json!({ "stage": name, "status": "kept", "why": why }),
+            Self::Failed(error) => {
+                json!({ "stage": name, "status": "failed", "why": error.to_string() })
+            }
+        }
+    }
+}
+
+/// Publishes the outputs of `chosen`, and of the stages that made what these name, each behind what it names.
+pub(crate) fn push_each(
+    fleet: &Fleet,
+    loaded: &Loaded,
+    signer: &SigningKey,
+    chosen: &BTreeSet<StageId>,
+) -> Result<Vec<(StageId, Outcome)>, Failed> {
+    let shelf = Shelf::of(loaded)?;
+    let mut telling = Telling::new();
+    let with_named = shelf.with_named(chosen);
+    let mut outcomes = Vec::new();
+    for (id, sealed) in shelf.outputs.iter().filter(|(id, _)| with_named.contains(id)) {
+        let outcome = match shelf.statement(*id, sealed, fleet.client.instance()) {
+            Err(why) => Outcome::Kept(why),
+            Ok((statement, _)) if is_there(fleet, &statement) => Outcome::WasThere,
+            Ok((statement, folder)) => {
+                let (name, all) = (&statement.provenance.stage, statement.files.bytes());
+                let mut done = 0;
+                let pushed = push(&fleet.client, &statement, &folder, signer, &mut |some| {
+                    done += some;
+                    telling.hear(&format!("[{done}/{all}] pushing {name}"));
+                });
+                pushed.map_or_else(Outcome::Failed, Outcome::Pushed)
+            }
+        };
+        let is_lost = matches!(outcome, Outcome::Failed(PushError::Remote(_)));
+        outcomes.push((*id, outcome));
+        if is_lost {
+            break;
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Whether the fleet has this very output under this key, vouched for.
+fn is_there(fleet: &Fleet, statement: &Statement) -> bool {
+    let keys = std::iter::once(Key::Content(statement.key))
+        .chain(std::iter::once(Key::Tree(statement.tree)))
+        .chain(statement.recipes.iter().map(|recipe| Key::Recipe(*recipe)));
+    let leads = |key| {
+        let found = offer(&fleet.client, key, &fleet.trust, now());
+        found.ok().flatten().is_some_and(|found| found.vouched.statement.tree == statement.tree)
+    };
+    keys.into_iter().all(leads)
+}
+
+/// The stages that a verify stage among `good` has covered, it itself, and the deployments that name it.
+pub(crate) fn verified(plan: &Plan, good: &BTreeSet<StageId>) -> BTreeSet<StageId> {
+    let kind = |id: StageId| plan.stage(id).kind;
+    let verifies = |id: &StageId| good.contains(id) && kind(*id) == Kind::Verify;
+    let names_one = |id: &&StageId| {
+        kind(**id) == Kind::Deployment && plan.stage(**id).needs().any(|need| verifies(&need))
+    };
+    let covers: Vec<StageId> = good.iter().copied().filter(verifies).collect();
+    let mut covered = plan.closure(&covers);
+    covered.extend(good.iter().filter(names_one));
+    covered
+}
+
+/// What the store has of a plan.
+pub(crate) struct Shelf<'a> {
+    plan: &'a Plan,
+    inventory: Inventory,
+    /// In the order of the plan: each behind what it is made of.
+    outputs: Vec<(StageId, Sealed)>,
+    trees: BTreeMap<StageId, Digest>,
+}
+
+/// An output and the key that leads to it.
+struct Sealed {
+    key: Digest,
+    output: Output,
+}
+
+impl<'a> Shelf<'a> {
+    pub(crate) fn of(loaded: &'a Loaded) -> Result<Self, Failed> {
+        let Loaded { plan, store, .. } = loaded;
+        let (mut outputs, mut trees) = (Vec::new(), BTreeMap::new());
+        for (id, stage) in plan.stages() {
+            if let Some(pin) = stage.given() {
+                trees.insert(id, pin.digest);
+                continue;
+            }
+            let key = store.resolve(&stage.recipe_key)?;
+            let hit = key.map(|key| store.lookup(&key)).transpose()?.and_then(Lookup::hit);
+            if let (Some(key), Some(output)) = (key, hit) {
+                trees.insert(id, output.digest);
+                outputs.push((id, Sealed { key, output }));
+            }
+        }
+        Ok(Self { plan, inventory: store.inventory()?, outputs, trees })
+    }
+
+    /// The stages whose outputs are here.
+    pub(crate) fn stages(&self) -> BTreeSet<StageId> {
+        self.outputs.iter().map(|(id, _)| *id).collect()
+    }
+
+    fn refers(&self, tree: &Digest) -> &[Digest] {
+        let item = self.inventory.outputs.iter().find(|item| item.tree == *tree);
+        item.map_or(&[], |item| &item.refers)
+    }
+
+    /// `chosen`, and the stages whose outputs those of `chosen` name.
+    fn with_named(&self, chosen: &BTreeSet<StageId>) -> BTreeSet<StageId> {
+        let mut all = chosen.clone();
+        for (id, sealed) in self.outputs.iter().rev().filter(|(id, _)| chosen.contains(id)) {
+            let refers = self.refers(&sealed.output.digest);
+            let named =
+                self.outputs.iter().filter(|(_, other)| refers.contains(&other.output.digest));
+            all.extend(named.map(|(other, _)| *other).filter(|other| other != id));
+        }
+        all
+    }
+
+    /// What is true of a stage's output, for a fleet of that name, and where it lies; or why it is of no use to others.
+    pub(crate) fn statement_of(
+        &self,
+        id: StageId,
+        instance: &str,
+    ) -> Option<Result<(Statement, PathBuf), String>> {
+        let (_, sealed) = self.outputs.iter().find(|(other, _)| *other == id)?;
+        Some(self.statement(id, sealed, instance))
+    }
+
+    fn statement(
+        &self,
+        id: StageId,
+        sealed: &Sealed,
+        instance: &str,
+    ) -> Result<(Statement, PathBuf), String> {
+        let stage = self.plan.stage(id);
+        let Location::Sealed(folder) = &sealed.output.location else {
+            return Err("it lies where the hub's cache keeps it".to_owned());
+        };
+        if stage.kind == Kind::Command && stage.tools.is_empty() {
+            return Err("its key does not cover the program that made it".to_owned());
+        }
+        let Output { digest, manifest, record, .. } = &sealed.output;
+        let recipes = if stage.unread.is_none() { vec![stage.recipe_key] } else { Vec::new() };
+        let statement = Statement {
+            key: sealed.key,
+            recipes,
+            instance: instance.to_owned(),
+            tree: *digest,
+            files: manifest.clone(),
+            refers: self.refers(digest).to_vec(),
+            record: plain(record),
+            provenance: self.provenance(stage, record),
+            finished: now(),
+            builder: concat!("smelt ", env!("CARGO_PKG_VERSION")).to_owned(),
+        };
+        Ok((statement, folder.clone()))
+    }
+
+    fn provenance(&self, stage: &Stage, record: &Value) -> Provenance {
+        let input = |from: &From| match from {
+            From::Stage(id) => self.trees.get(id).copied(),
+            From::Path(pin) => Some(pin.digest),
+            From::Hub(pin) => {
+                Some(smelt_plan::key::of_commit(&pin.repo, &pin.commit, pin.file.as_deref()))
+            }
+        };
+        let inputs = stage.inputs.iter();
+        Provenance {
+            stage: stage.name.to_string(),
+            kind: stage.kind.name().to_owned(),
+            kind_version: stage.kind.version(),
+            pipeline: self.plan.name.clone(),
+            params: stage.params.clone(),
+            device: stage
+                .device
+                .iter()
+                .map(|(fact, value)| ((*fact).to_owned(), value.clone()))
+                .collect(),
+            tools: stage.tools.iter().map(|tool| (tool.name.clone(), tool.pin.digest)).collect(),
+            inputs: inputs.filter_map(|it| Some((it.label.clone(), input(&it.from)?))).collect(),
+            run: record["run"].as_str().unwrap_or_default().to_owned(),
+        }
+    }
+}
+
+/// A record without what is true of this machine alone: its folders, and the fleet it came from.
+fn plain(record: &Value) -> Value {
+    let mut record = record.clone();
+    if let Some(fields) = record.as_object_mut() {
+        fields.remove("command");
+        fields.remove("fleet");
+    }
+    record
+}
+
+/// The exit code of a push.
+pub(crate) fn exit_of(outcomes: &[(StageId, Outcome)]) -> Exit {
+    let mut failed = outcomes.iter().filter_map(|(_, outcome)| match outcome {
+        Outcome::Failed(PushError::Remote(_)) => Some(Exit::NotSeen),
+        Outcome::Failed(_) => Some(Exit::StageFailed),
+        _ => None,
+    });
+    failed.next().unwrap_or(Exit::Ok)
+}

