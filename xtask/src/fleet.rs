@@ -44,6 +44,8 @@ pub(crate) fn run() -> Result<()> {
     other.trusts(&key)?;
     other_builds_nothing(&builder, &other)?;
     once_more_costs_nothing(&builder, &other)?;
+    other_publishes_nothing_of_others(&other)?;
+    other_goes_on_alone(&other)?;
     whoever_is_revoked_is_believed_no_more(&board("late")?, &key)?;
     what_the_server_lost_is_built(&board("lossy")?, &key, server, &casd, &work)?;
     without_a_server_all_is_built(&board("alone")?, &key)
@@ -97,6 +99,29 @@ fn other_builds_nothing(builder: &Board, other: &Board) -> Result<()> {
     let (one, two) = (one?, two?);
     ensure!(!one.is_empty() && one == two, "{one:?} and {two:?}");
     other.ok(&["cache", "fsck"]).map(drop)
+}
+
+/// What is here is enough without a server, and a stage that is forced is built whatever there is.
+fn other_goes_on_alone(other: &Board) -> Result<()> {
+    let report = other.runs(&["--fleet", "grpc://127.0.0.1:1"])?;
+    let statuses_alone = statuses(&report)?;
+    ensure!(statuses_alone.iter().all(|(_, status)| status == "hit"), "{statuses_alone:?}");
+    let report = other.runs(&["--force", "llm-engine"])?;
+    let built: Vec<_> = statuses(&report)?;
+    let is_forced =
+        |(stage, status): &(String, String)| stage == "llm-engine" && status == "sealed";
+    ensure!(built.iter().any(is_forced), "{built:?}");
+    Ok(())
+}
+
+/// Nobody vouches for what others have built.
+fn other_publishes_nothing_of_others(other: &Board) -> Result<()> {
+    other.ok(&["fleet", "keygen"])?;
+    let pushed = other.json(&["cache", "push", PIPELINE, "--json"])?;
+    let rows = pushed["stages"].as_array().context("no stages")?;
+    let is_kept = |row: &Value| row["status"] == "kept" && row["why"].to_string().contains("fleet");
+    ensure!(!rows.is_empty() && rows.iter().all(is_kept), "{pushed}");
+    Ok(())
 }
 
 fn once_more_costs_nothing(builder: &Board, other: &Board) -> Result<()> {

@@ -13,7 +13,7 @@ use crate::chunk::{Chunk, Index, IndexError};
 use crate::dsse::{DsseError, Envelope};
 use crate::judge::{Asked, Refusal, Vouched, judge};
 use crate::local::LocalChunks;
-use crate::remote::{Blob, Key, Remote, RemoteError};
+use crate::remote::{Blob, Key, Remote, RemoteError, plain};
 use crate::trust::Trust;
 
 /// Chunks that are asked for at once: some batches on their way, and as much memory.
@@ -109,12 +109,13 @@ pub fn offer(
     }
     let [statement, index] = [(entry.statement, "statement"), (entry.index, "list of chunks")];
     let envelope = Envelope::from_json(&blob(remote, statement.0, statement.1)?);
-    let odd = |error: DsseError| PullError::Wrong { server: server(), what: error.to_string() };
+    let wrong = |what: String| PullError::Wrong { server: server(), what: plain(&what) };
+    let odd = |error: DsseError| wrong(error.to_string());
     let asked = Asked { key, instance: remote.instance(), least: 1 };
     let judged = judge(trust, &envelope.map_err(odd)?, &asked, now);
     let refused = |refusal| PullError::Refused { server: server(), refusal };
     let vouched = judged.map_err(refused)?;
-    let odd = |error: IndexError| PullError::Wrong { server: server(), what: error.to_string() };
+    let odd = |error: IndexError| wrong(error.to_string());
     let json = blob(remote, index.0, index.1)?;
     let index = Index::read(&json, &vouched.statement.files).map_err(odd)?;
     Ok(Some(Offer { vouched, index }))
@@ -272,6 +273,10 @@ impl<'a> Draft<'a> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(failed)?;
         }
+        // One that was about to be sealed may be written by nobody.
+        let writable = Permissions::from_mode(0o644);
+        let _ = fs::symlink_metadata(&path).is_ok_and(|it| it.is_file())
+            && fs::set_permissions(&path, writable).is_ok();
         let mut open = OpenOptions::new();
         open.read(true).write(true).create(true).truncate(false);
         let mut file = open.open(&path).map_err(failed)?;

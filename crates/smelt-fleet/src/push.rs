@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::chunk::{Chunk, FileChunks, Index, IndexError, cut};
+use crate::chunk::{CHUNKS_MAX, Chunk, FileChunks, Index, IndexError, cut};
 use crate::dsse::Envelope;
 use crate::keys::SigningKey;
 use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
@@ -39,6 +39,9 @@ pub enum PushError {
         /// What the system said.
         source: io::Error,
     },
+    /// Whoever asked wants no more; what was sent stays there.
+    #[error("stopped; what was sent is not sent again")]
+    Stopped,
     /// It has more files, or larger ones, than an entry takes.
     #[error("it does not fit one entry of a server: {0}")]
     TooLarge(String),
@@ -57,7 +60,7 @@ impl From<IndexError> for PushError {
 }
 
 /// Publishes the output that lies in `folder` under every key of its statement, signed by `signer`; `told` hears of bytes as
-/// they are read.  What the server has of it, from an earlier call that was cut short too, is not sent again.
+/// they are read, and says whether to go on.  What the server has of it, from an earlier call that was cut short too, is not sent again.
 ///
 /// # Errors
 /// If the server does not take it, or the output is not what the statement says; nothing leads to it then.
@@ -66,7 +69,7 @@ pub fn push(
     statement: &Statement,
     folder: &Path,
     signer: &SigningKey,
-    told: &mut dyn FnMut(u64),
+    told: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Pushed, PushError> {
     let too_large = |text: String| PushError::TooLarge(text);
     let payload = statement.to_json().map_err(|error| too_large(error.to_string()))?;
@@ -110,11 +113,13 @@ struct Sender<'a> {
     window: Vec<(Blob, Vec<u8>)>,
     held: usize,
     sent: u64,
+    /// Of all files so far.
+    chunks: usize,
 }
 
 impl<'a> Sender<'a> {
     fn new(remote: &'a dyn Remote) -> Self {
-        Self { remote, window: Vec::new(), held: 0, sent: 0 }
+        Self { remote, window: Vec::new(), held: 0, sent: 0, chunks: 0 }
     }
 
     /// Cuts a file of so many bytes and sends it.
@@ -122,7 +127,7 @@ impl<'a> Sender<'a> {
         &mut self,
         path: &Path,
         bytes: u64,
-        told: &mut dyn FnMut(u64),
+        told: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Vec<Chunk>, PushError> {
         let failed = |source| PushError::Read { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
@@ -131,8 +136,15 @@ impl<'a> Sender<'a> {
             let (chunk, data) = cut.map_err(failed)?;
             read += u64::from(chunk.bytes);
             chunks.push(chunk);
+            self.chunks += 1;
+            if self.chunks > CHUNKS_MAX {
+                let text = format!("it has more than {CHUNKS_MAX} chunks");
+                return Err(PushError::TooLarge(text));
+            }
             self.add(chunk, data)?;
-            told(u64::from(chunk.bytes));
+            if !told(u64::from(chunk.bytes)) {
+                return Err(PushError::Stopped);
+            }
         }
         if read == bytes { Ok(chunks) } else { Err(PushError::Changed { path: path.to_owned() }) }
     }

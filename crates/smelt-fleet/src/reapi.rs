@@ -4,9 +4,10 @@
 //! statement, index and chunks as output files: servers answer with results only while they have all of their files.
 //! <https://github.com/bazelbuild/remote-apis>, `build/bazel/remote/execution/v2/remote_execution.proto`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::error::Error;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use bazel_remote_apis::build::bazel::remote::execution::v2 as api;
@@ -20,7 +21,8 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status};
 
 use crate::address::Address;
-use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
+use crate::chunk::CHUNK_BYTES_MAX;
+use crate::remote::{Blob, Entry, Key, Remote, RemoteError, plain};
 
 use api::action_cache_client::ActionCacheClient;
 use api::capabilities_client::CapabilitiesClient;
@@ -45,6 +47,8 @@ const ASKED_MAX: usize = 20_000;
 const CALLS_MAX: u32 = 3;
 /// Doubled from call to call, and up to as much again by chance, so that a fleet does not come back in step.
 const PAUSE: Duration = Duration::from_millis(200);
+/// How soon somebody who wants no more is heard.
+const LOOK_AT_STOP: Duration = Duration::from_millis(100);
 /// After so many calls in a row that came to nothing, it is asked no more.
 const FAILURES_MAX: u32 = 2;
 
@@ -54,7 +58,10 @@ const CHUNK: &str = "chunk/";
 
 /// A server that answered once.
 pub struct Client {
-    runtime: Runtime,
+    /// Until it is dropped.
+    runtime: Option<Runtime>,
+    /// Whoever asks wants no more.
+    stop: Arc<AtomicBool>,
     channel: Channel,
     address: Address,
     name: String,
@@ -83,8 +90,10 @@ impl Client {
         address: &Address,
         token: Option<&str>,
         authority: Option<&str>,
+        stop: &Arc<AtomicBool>,
     ) -> Result<(Self, Capabilities), RemoteError> {
-        let wrong = |problem: String| RemoteError { server: address.to_string(), problem };
+        let server = || address.to_string();
+        let wrong = |problem: String| RemoteError { server: server(), problem, is_gone: false };
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| wrong(error.to_string()))?;
         let token = token.map(|token| format!("Bearer {token}").parse());
@@ -93,7 +102,8 @@ impl Client {
         let endpoint = endpoint(address, authority).map_err(|error| wrong(told(&error)))?;
         let channel = runtime.block_on(async { endpoint.connect_lazy() });
         let mut client = Self {
-            runtime,
+            runtime: Some(runtime),
+            stop: stop.clone(),
             channel,
             name: address.to_string(),
             address: address.clone(),
@@ -109,11 +119,11 @@ impl Client {
     fn capabilities(&self) -> Result<Capabilities, RemoteError> {
         let request = api::GetCapabilitiesRequest { instance_name: self.address.instance.clone() };
         let asked = self.request(request, ASK_MAX);
-        let answer = self.runtime.block_on(async {
+        let answer = self.until_stopped(async {
             let mut client = CapabilitiesClient::new(self.channel.clone());
             within(CONNECT_MAX, client.get_capabilities(asked)).await
         });
-        let answer = answer.map_err(|status| self.wrong(problem(&status)))?.into_inner();
+        let answer = answer.map_err(|status| self.gone(problem(&status)))?.into_inner();
         let cache = answer.cache_capabilities.unwrap_or_default();
         if !cache.digest_functions.contains(&(Sha256 as i32)) {
             return Err(self.wrong("it keeps nothing by SHA-256".to_owned()));
@@ -122,11 +132,35 @@ impl Client {
         let most = usize::try_from(cache.max_batch_total_size_bytes).unwrap_or(0);
         let most = if most == 0 { MESSAGE_BYTES_MAX } else { most.min(MESSAGE_BYTES_MAX) };
         let batch_bytes_max = most.saturating_sub(NAMES_BYTES);
+        if batch_bytes_max < CHUNK_BYTES_MAX {
+            let least = CHUNK_BYTES_MAX + NAMES_BYTES;
+            return Err(
+                self.wrong(format!("a message may have {most} bytes, and {least} are needed"))
+            );
+        }
         Ok(Capabilities { takes_entries: updates.update_enabled, batch_bytes_max })
     }
 
     fn wrong(&self, problem: String) -> RemoteError {
-        RemoteError { server: self.name.clone(), problem }
+        RemoteError { server: self.name.clone(), problem, is_gone: false }
+    }
+
+    fn gone(&self, problem: String) -> RemoteError {
+        RemoteError { is_gone: true, ..self.wrong(problem) }
+    }
+
+    /// Waits for an answer, or until nobody wants it any more.
+    fn until_stopped<T>(
+        &self,
+        answer: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        let runtime = self.runtime.as_ref().expect("it is there until this is dropped");
+        runtime.block_on(async {
+            tokio::select! {
+                answer = answer => answer,
+                () = stopped(&self.stop) => Err(Status::cancelled("stopped")),
+            }
+        })
     }
 
     fn request<T>(&self, message: T, limit: Duration) -> Request<T> {
@@ -154,13 +188,13 @@ impl Client {
         call: impl AsyncFn() -> Result<T, Status>,
     ) -> Result<Result<T, Status>, RemoteError> {
         if self.failures.load(Ordering::Relaxed) >= FAILURES_MAX {
-            return Err(self.wrong("it failed before, and is asked no more by this run".to_owned()));
+            return Err(self.gone("it failed before, and is asked no more by this run".to_owned()));
         }
-        let answer = self.runtime.block_on(again(call));
+        let answer = self.until_stopped(again(call));
         match &answer {
             Err(status) if passes(status.code()) => {
                 self.failures.fetch_add(1, Ordering::Relaxed);
-                Err(self.wrong(problem(status)))
+                Err(self.gone(problem(status)))
             }
             _ => {
                 self.failures.store(0, Ordering::Relaxed);
@@ -174,19 +208,29 @@ impl Client {
     }
 
     async fn read_batch(&self, blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, Status> {
+        let once: BTreeSet<&Blob> = blobs.iter().collect();
         let message = api::BatchReadBlobsRequest {
             instance_name: self.address.instance.clone(),
-            digests: blobs.iter().map(named).collect(),
+            digests: once.into_iter().map(named).collect(),
             acceptable_compressors: Vec::new(),
             digest_function: Sha256 as i32,
         };
         let request = self.request(message, BATCH_MAX);
         let answer = within(BATCH_MAX, self.storage().batch_read_blobs(request)).await?;
+        let wanted: HashMap<String, u32> =
+            blobs.iter().map(|blob| (blob.digest.to_string(), blob.bytes)).collect();
+        // Only what has the size of what was asked for: each may be given out as often as it was asked for.
+        let is_wanted = |digest: &api::Digest, data: &[u8]| {
+            wanted.get(&digest.hash).is_some_and(|bytes| data.len() == *bytes as usize)
+        };
         let mut found = HashMap::new();
         for response in answer.into_inner().responses {
             let code = response.status.map_or(Code::Ok, |status| Code::from(status.code));
             match (response.digest, code) {
-                (Some(digest), Code::Ok) => drop(found.insert(digest.hash, response.data)),
+                (Some(digest), Code::Ok) if is_wanted(&digest, &response.data) => {
+                    found.insert(digest.hash, response.data);
+                }
+                (_, Code::Ok) => return Err(Status::data_loss("a blob has another size")),
                 (_, Code::NotFound) => {}
                 (_, code) => return Err(Status::new(code, "a blob cannot be read")),
             }
@@ -211,6 +255,15 @@ impl Client {
         match refused.into_iter().find(|status| status.code != 0) {
             Some(status) => Err(Status::new(Code::from(status.code), status.message)),
             None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // A name that no server answers for is asked for in a thread of its own, which nobody waits for.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
         }
     }
 }
@@ -388,6 +441,13 @@ fn blob_of(digest: Option<&api::Digest>) -> Option<Blob> {
     Some(Blob { digest, bytes: u32::try_from(*size_bytes).ok()? })
 }
 
+/// Ends when the flag is set.
+async fn stopped(stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        tokio::time::sleep(LOOK_AT_STOP).await;
+    }
+}
+
 /// Makes a call, and again after a pause where what went wrong may pass.
 async fn again<T>(call: impl AsyncFn() -> Result<T, Status>) -> Result<T, Status> {
     let mut calls = 1;
@@ -439,8 +499,12 @@ fn problem(status: &Status) -> String {
         _ => "",
     };
     let cause = status.source().map(told).unwrap_or_default();
-    let says = [status.message(), &cause].into_iter().find(|text| !text.is_empty());
-    format!("{}{cure}", says.unwrap_or(status.code().description()))
+    let [message, cause] = [status.message(), &cause].map(plain);
+    let says = [message.as_str(), &cause].into_iter().find(|text| !text.is_empty());
+    let text = says.unwrap_or(status.code().description());
+    let is_own = text.contains("UnknownIssuer");
+    let cure = if is_own { "; --fleet-ca names an authority of your own" } else { cure };
+    format!("{text}{cure}")
 }
 
 /// An error and what is behind it.

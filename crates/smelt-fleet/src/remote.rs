@@ -4,6 +4,9 @@ use smelt_store::Digest;
 
 use crate::chunk::Chunk;
 
+/// Characters of what a server said that are told.
+const TOLD_MAX: usize = 300;
+
 /// A blob by its content.
 pub type Blob = Chunk;
 
@@ -55,6 +58,14 @@ pub struct RemoteError {
     pub server: String,
     /// What it said, or that it said nothing.
     pub problem: String,
+    /// Whether it does not answer, so that other questions are no use either.
+    pub is_gone: bool,
+}
+
+/// What strangers wrote, as part of a line for a person: no control characters, and not more than fits.
+pub(crate) fn plain(text: &str) -> String {
+    let plain = text.chars().map(|one| if one.is_control() { '\u{FFFD}' } else { one });
+    plain.take(TOLD_MAX).collect()
 }
 
 /// A server of results.

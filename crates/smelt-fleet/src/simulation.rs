@@ -38,7 +38,7 @@ impl Server {
         self.calls.set(self.calls.get() + 1);
         if self.calls.get() == self.fails_at.get() {
             let (server, problem) = (self.name().to_owned(), "it is gone".to_owned());
-            return Err(RemoteError { server, problem });
+            return Err(RemoteError { server, problem, is_gone: true });
         }
         Ok(())
     }
@@ -147,7 +147,7 @@ impl World {
 
     fn push(&self) -> Result<Pushed, PushError> {
         let out = self.dir.path().join("out");
-        push(&self.server, &self.statement, &out, &self.signer, &mut |_| {})
+        push(&self.server, &self.statement, &out, &self.signer, &mut |_| true)
     }
 
     fn offer(&self, key: Key) -> Result<Option<Offer>, PullError> {

@@ -356,6 +356,19 @@ impl Plan {
         self.stage(stage).key(KeyDomain::Content, output)
     }
 
+    /// The content key of `stage` where its inputs, in order, have these digests, whether or not they are here; `None` where
+    /// they are not as many as it has, or have other labels.
+    pub fn content_key_of(&self, stage: StageId, inputs: &[(String, Digest)]) -> Option<Digest> {
+        let stage = self.stage(stage);
+        let own = stage.inputs.iter().map(|input| &input.label);
+        if !own.eq(inputs.iter().map(|(label, _)| label)) {
+            return None;
+        }
+        let inputs: Vec<(&str, Digest)> =
+            inputs.iter().map(|(label, digest)| (label.as_str(), *digest)).collect();
+        Some(digest(KeyDomain::Content, &stage.recipe(&inputs)))
+    }
+
     /// What the content key of `stage` is made of, field by field, for people to compare.
     pub fn content_fields(
         &self,

@@ -1,5 +1,6 @@
 //! Keeps what was fetched of an output until all of it is there, whoever was killed meanwhile.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,16 +10,18 @@ use crate::layout::names;
 use crate::store::{Store, StoreError};
 
 impl Store {
-    /// Where the output that will be called `tree` is fetched to; what an earlier call left there stays.  Whoever writes there
-    /// holds the lock of that name ([`Store::try_lock_key`]), and seals the directory in the end.
+    /// Where the output of a key is fetched to; what an earlier call left there stays.  Whoever writes there holds the key's
+    /// lock ([`Store::try_lock_key`]), and seals the directory in the end.
     ///
     /// # Errors
     /// If it cannot be made.
-    pub fn pull_dir(&self, tree: &Digest) -> Result<PathBuf, StoreError> {
+    pub fn pull_dir(&self, key: &Digest) -> Result<PathBuf, StoreError> {
         self.refuse_read_only("fetch")?;
-        let dir = self.layout().pulls().join(tree.to_string());
+        let dir = self.layout().pulls().join(key.to_string());
         make_dir(self.disk(), &self.layout().pulls())?;
         make_dir(self.disk(), &dir)?;
+        // Whoever goes on writes into files that are there, which leaves no mark on the directory.
+        let _ = File::open(&dir).and_then(|dir| dir.set_modified(SystemTime::now()));
         Ok(dir)
     }
 
@@ -35,8 +38,8 @@ impl Store {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let since = i64::try_from(now.saturating_sub(age).as_nanos()).unwrap_or(i64::MAX);
         for name in names(disk, &pulls)? {
-            let Ok(tree) = name.parse::<Digest>() else { continue };
-            let Some(_lock) = self.try_lock_key(&tree)? else { continue };
+            let Ok(key) = name.parse::<Digest>() else { continue };
+            let Some(_lock) = self.try_lock_key(&key)? else { continue };
             let dir = pulls.join(&name);
             let stat =
                 disk.lstat(&dir).map_err(|error| -> DiskError { fault("look at", &dir)(error) })?;

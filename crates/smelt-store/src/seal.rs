@@ -33,6 +33,12 @@ const PLACE_TRIES: u32 = 8;
 /// A directory that cannot be sealed.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
+    /// It came from elsewhere and changed since it was compared.
+    #[error("{} holds other files than those that were fetched", path.display())]
+    Other {
+        /// The directory.
+        path: PathBuf,
+    },
     /// An output without files would be equal to every other one.
     #[error("{} holds no file to seal", path.display())]
     Empty {
@@ -161,6 +167,27 @@ impl Store {
         record: Value,
         refers: &[Digest],
     ) -> Result<Output, SealError> {
+        self.seal_if(key, work_dir, (record, refers), |_| true)
+    }
+
+    /// Seals an output that came from elsewhere, if it is `tree`.
+    pub fn seal_fetched(
+        &self,
+        key: &Digest,
+        work_dir: &Path,
+        (record, refers): (Value, &[Digest]),
+        tree: &Digest,
+    ) -> Result<Output, SealError> {
+        self.seal_if(key, work_dir, (record, refers), |sealed| sealed == tree)
+    }
+
+    fn seal_if(
+        &self,
+        key: &Digest,
+        work_dir: &Path,
+        (record, refers): (Value, &[Digest]),
+        is_wanted: impl Fn(&Digest) -> bool,
+    ) -> Result<Output, SealError> {
         self.refuse_read_only("seal")?;
         // The attempt may have put a link in its place, which would lead to files that are not ours.
         let own = self.disk().lstat(work_dir).map_err(fault("look at", work_dir))?;
@@ -175,6 +202,9 @@ impl Store {
         let manifest = Manifest::new(entries)
             .map_err(|source| SealError::Manifest { path: work_dir.to_owned(), source })?;
         let digest = manifest.digest();
+        if !is_wanted(&digest) {
+            return Err(SealError::Other { path: work_dir.to_owned() });
+        }
         let entry = Entry::Seal {
             key: *key,
             tree: digest,

@@ -333,11 +333,6 @@ impl Store {
         }
     }
 
-    /// Whether an output of that name is here.
-    pub fn has_tree(&self, tree: &Digest) -> bool {
-        self.disk().lstat(&self.layout().tree(tree)).is_ok()
-    }
-
     /// How large the output of a key was, or else the last one of a recipe key: 0 if unknown.
     pub fn known_bytes(&self, recipe: &Digest, key: &Digest) -> Result<u64, StoreError> {
         let before = self.resolve(recipe)?;

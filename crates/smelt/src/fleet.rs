@@ -3,16 +3,21 @@
 pub(crate) mod pull;
 pub(crate) mod push;
 
+use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use smelt_fleet::judge::newest_seen;
 use smelt_fleet::keys::SigningKey;
 use smelt_fleet::reapi::{Capabilities, Client};
 use smelt_fleet::trust::{Trust, date_text};
+use smelt_plan::plan::Stage;
+use smelt_plan::{Plan, StageId};
 use smelt_store::{Digest, Store};
 
 use crate::console::warn;
@@ -23,6 +28,8 @@ use crate::load;
 /// Clocks of one site differ by less.
 const CLOCK_LATE_MAX_S: u64 = DAY_S;
 const DAY_S: u64 = 24 * 3600;
+/// When this was written, 2026-11-28: a clock that says less has not been set.
+const WRITTEN_AT: u64 = 1_795_824_000;
 /// A token is one line.
 const TOKEN_BYTES_MAX: u64 = 64 << 10;
 /// As the trust file's own limit.
@@ -38,7 +45,7 @@ pub(crate) struct Fleet {
 
 impl Fleet {
     /// The one that the flags name.
-    pub(crate) fn open(flags: &FleetFlags) -> Result<Self, Failed> {
+    pub(crate) fn open(flags: &FleetFlags, stop: &Arc<AtomicBool>) -> Result<Self, Failed> {
         let none = || Failed::usage("no server is named: --fleet grpc://HOST:PORT, or SMELT_FLEET");
         let address = flags.fleet.as_ref().ok_or_else(none)?;
         let (trust, token) = (trust(flags.fleet_trust.as_deref())?, token(flags)?);
@@ -46,7 +53,7 @@ impl Fleet {
         let read = |path| load::read_within(path, "the authority", TRUST_BYTES_MAX);
         let authority = authority.map(read).transpose()?;
         let begin = Instant::now();
-        let connected = Client::connect(address, token.as_deref(), authority.as_deref());
+        let connected = Client::connect(address, token.as_deref(), authority.as_deref(), stop);
         let (client, capabilities) =
             connected.map_err(|error| Failed::new(Exit::NotSeen, error))?;
         Ok(Self { client, capabilities, trust, round_trip: begin.elapsed() })
@@ -114,6 +121,20 @@ pub(crate) fn make_folder_of(path: &Path) -> Result<(), Failed> {
     })
 }
 
+/// The stages of which `is_one` is true, and all that are made of them.
+pub(crate) fn with_dependents(
+    plan: &Plan,
+    is_one: impl Fn(StageId, &Stage) -> bool,
+) -> BTreeSet<StageId> {
+    let mut all = BTreeSet::new();
+    for (id, stage) in plan.stages() {
+        if is_one(id, stage) || stage.needs().any(|need| all.contains(&need)) {
+            all.insert(id);
+        }
+    }
+    all
+}
+
 /// What the clock says, in seconds of the Unix era.
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
@@ -139,8 +160,11 @@ fn seen_time(store: &Store) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// Remembers a time that was seen signed by somebody who is believed.
+/// Remembers a time that was seen signed by somebody who is believed: of a builder whose clock is far ahead only as much as
+/// this machine's clock, where it has one, bears out.
 pub(crate) fn saw_time(store: &Store, time: u64) {
+    let has_clock = now() >= WRITTEN_AT;
+    let time = if has_clock { time.min(now() + CLOCK_LATE_MAX_S) } else { time };
     if seen_time(store).is_none_or(|seen| seen < time) {
         // Without it the next pull knows less.
         let _ = store.keep_note(&seen_note(), time.to_string().as_bytes());
@@ -149,4 +173,50 @@ pub(crate) fn saw_time(store: &Store, time: u64) {
 
 fn seen_note() -> Digest {
     Digest::of(b"the newest time that was seen signed")
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::flags::PipelineFlags;
+    use crate::fleet::pull::sinks;
+    use crate::fleet::push::verified;
+
+    pub(crate) fn demo() -> Plan {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../pipelines/demo.toml");
+        let flags = PipelineFlags { pipeline: PathBuf::from(root), sets: Vec::new() };
+        load::plan_unpinned(&flags).unwrap()
+    }
+
+    fn names(plan: &Plan, ids: impl IntoIterator<Item = StageId>) -> Vec<String> {
+        ids.into_iter().map(|id| plan.stage(id).name.to_string()).collect()
+    }
+
+    #[test]
+    fn what_is_made_of_a_stage_is_found() {
+        let plan = demo();
+        let made = |name: &str| {
+            let id = plan.find(name).unwrap();
+            names(&plan, with_dependents(&plan, |other, _| other == id))
+        };
+        assert_eq!(made("deployment"), ["deployment"]);
+        assert_eq!(made("vision-engine"), ["vision-engine", "verify", "deployment"]);
+        assert_eq!(made("checkpoint").len(), plan.len());
+        assert_eq!(names(&plan, sinks(&plan)), ["deployment"]);
+    }
+
+    #[test]
+    fn what_a_good_verify_stage_covers_is_verified() {
+        let plan = demo();
+        let all: BTreeSet<StageId> = plan.stages().map(|(id, _)| id).collect();
+        assert_eq!(verified(&plan, &all), all);
+        let verify = plan.find("verify").unwrap();
+        let others: BTreeSet<StageId> = all.iter().copied().filter(|id| *id != verify).collect();
+        assert!(verified(&plan, &others).is_empty());
+        let deployment = plan.find("deployment").unwrap();
+        let built: BTreeSet<StageId> = all.into_iter().filter(|id| *id != deployment).collect();
+        assert_eq!(verified(&plan, &built), built);
+    }
 }

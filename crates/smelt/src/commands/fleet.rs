@@ -5,6 +5,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use smelt_fleet::keys::{PublicKey, SigningKey};
@@ -21,9 +22,9 @@ use crate::flags::{
     FleetCommand, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, ProvenanceFlags, PullFlags,
     PushFlags, TrustFlags, UntrustFlags,
 };
-use crate::fleet::pull::{self, Pulled};
+use crate::fleet::pull::{self, Pulled, Wanted};
 use crate::fleet::push::{self, Outcome, Shelf, push_each};
-use crate::fleet::{Fleet, key_file, make_folder_of, now, signer, trust, trust_file};
+use crate::fleet::{Fleet, judging_time, key_file, make_folder_of, now, signer, trust, trust_file};
 use crate::load::{self, Access, Loaded};
 use crate::stop::stop_flag;
 use crate::table::{Table, bytes};
@@ -42,6 +43,8 @@ pub(crate) fn run(command: &FleetCommand) -> Result<Exit, Failed> {
 
 fn keygen(flags: &KeygenFlags) -> Result<Exit, Failed> {
     let path = key_file(flags.out.as_deref())?;
+    let (key, pem) =
+        SigningKey::generate().map_err(|error| Failed::new(Exit::StageFailed, error))?;
     make_folder_of(&path)?;
     let failed =
         |error| Failed::new(Exit::StageFailed, format!("cannot write {}: {error}", path.display()));
@@ -56,8 +59,6 @@ fn keygen(flags: &KeygenFlags) -> Result<Exit, Failed> {
         }
         created => created.map_err(failed)?,
     };
-    let (key, pem) =
-        SigningKey::generate().map_err(|error| Failed::new(Exit::StageFailed, error))?;
     file.write_all(pem.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
     tell(format_args!(
         "the private key is in {}; on each machine that shall believe it: smelt fleet trust {} --name NAME",
@@ -125,7 +126,7 @@ fn change(
 }
 
 fn status(flags: &FleetStatusFlags) -> Result<Exit, Failed> {
-    let fleet = Fleet::open(&flags.fleet)?;
+    let fleet = Fleet::open(&flags.fleet, &stop_flag()?)?;
     let (name, millis) = (fleet.client.name(), fleet.round_trip.as_secs_f64() * 1e3);
     let takes = fleet.capabilities.takes_entries;
     if flags.json {
@@ -162,16 +163,17 @@ fn status(flags: &FleetStatusFlags) -> Result<Exit, Failed> {
 
 /// Who vouches for what the server has of a pipeline.
 fn verify(flags: &FleetVerifyFlags) -> Result<Exit, Failed> {
-    let fleet = Fleet::open(&flags.fleet)?;
-    let Loaded { plan, .. } = load::plan(&flags.pipeline, Access::Look)?;
+    let fleet = Fleet::open(&flags.fleet, &stop_flag()?)?;
+    let Loaded { plan, store, .. } = load::plan(&flags.pipeline, Access::Look)?;
+    let time = judging_time(&store);
     let (mut rows, mut table) = (Vec::new(), Table::new(&["Stage", "Result", "By"]));
     let mut exit = Exit::Ok;
     for (_, stage) in plan.stages().filter(|(_, stage)| stage.given().is_none()) {
-        let found = offer(&fleet.client, Key::Recipe(stage.recipe_key), &fleet.trust, now());
+        let found = offer(&fleet.client, Key::Recipe(stage.recipe_key), &fleet.trust, time);
         let (result, by, why) = match found {
             Ok(None) => ("absent", Vec::new(), None),
             Ok(Some(offer)) => ("good", offer.vouched.by, None),
-            Err(error) => ("refused", Vec::new(), Some(error.to_string())),
+            Err(error) => ("refused", Vec::new(), Some(Failed::model(error).to_string())),
         };
         if result == "refused" {
             exit = Exit::StageFailed;
@@ -207,7 +209,8 @@ pub(crate) fn provenance(flags: &ProvenanceFlags) -> Result<Exit, Failed> {
 
 /// `smelt cache push PIPELINE`.
 pub(crate) fn push(flags: &PushFlags) -> Result<Exit, Failed> {
-    let (fleet, signer) = (Fleet::open(&flags.fleet)?, signer(&flags.fleet)?);
+    let stop = stop_flag()?;
+    let (fleet, signer) = (Fleet::open(&flags.fleet, &stop)?, signer(&flags.fleet)?);
     let loaded = load::plan(&flags.pipeline, Access::Use)?;
     let shelf = Shelf::of(&loaded)?;
     let chosen = match flags.only.as_slice() {
@@ -216,7 +219,7 @@ pub(crate) fn push(flags: &PushFlags) -> Result<Exit, Failed> {
             only.iter().map(|name| Ok(loaded.plan.find(name)?)).collect::<Result<_, Failed>>()?
         }
     };
-    let outcomes = push_each(&fleet, &loaded, &signer, &chosen)?;
+    let outcomes = push_each(&fleet, &loaded, &signer, &chosen, &stop)?;
     if outcomes.is_empty() {
         let message = "nothing of that is built; build it with: smelt run";
         return Err(Failed::new(Exit::StageFailed, message));
@@ -250,12 +253,13 @@ pub(crate) fn pushed_table(loaded: &Loaded, outcomes: &[(StageId, Outcome)]) -> 
 
 /// `smelt cache pull PIPELINE`.
 pub(crate) fn pull(flags: &PullFlags) -> Result<Exit, Failed> {
-    let fleet = Fleet::open(&flags.fleet)?;
     let stop = stop_flag()?;
+    let fleet = Fleet::open(&flags.fleet, &stop)?;
     let loaded = load::plan(&flags.pipeline, Access::Build(Wait::Yes, stop.clone(), None))?;
     let only = flags.only.iter().map(|name| Ok(loaded.plan.find(name)?));
     let only = only.collect::<Result<Vec<_>, Failed>>()?;
-    let pulled = pull::pull(&fleet, &loaded, (&only, &BTreeSet::new()), &stop)?;
+    let wanted = Wanted { only: &only, force: &BTreeSet::new() };
+    let pulled = pull::pull(Some(&fleet), &loaded, &wanted, &stop)?;
     let lacks = pulled.targets.iter().filter(|id| !pulled.known.contains_key(id));
     let lacks: Vec<&str> = lacks.map(|id| loaded.plan.stage(*id).name.as_str()).collect();
     if flags.json {
@@ -270,11 +274,15 @@ pub(crate) fn pull(flags: &PullFlags) -> Result<Exit, Failed> {
     if lacks.is_empty() {
         return Ok(Exit::Ok);
     }
+    if stop.load(Ordering::Relaxed) {
+        return Err(Failed::stopped());
+    }
     let message = format!(
         "the fleet has no {} of this pipeline that this machine takes; smelt run builds it",
         lacks.join(", ")
     );
-    Err(Failed::new(Exit::StageFailed, message))
+    let exit = if pulled.is_lost { Exit::NotSeen } else { Exit::StageFailed };
+    Err(Failed::new(exit, message))
 }
 
 /// What came from the fleet, in a line.

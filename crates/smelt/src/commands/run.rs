@@ -28,7 +28,7 @@ use crate::course::{self, Course};
 use crate::events::{self, Events};
 use crate::exit::{Exit, Failed};
 use crate::flags::{Push, RunFlags};
-use crate::fleet::pull::Pulled;
+use crate::fleet::pull::{Pulled, Wanted};
 use crate::fleet::push::{Outcome, push_each};
 use crate::fleet::{self, Fleet};
 use crate::ladder;
@@ -76,8 +76,9 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let confinement = confinement(flags, plan)?;
     let share = share(flags, &loaded)?;
     let mut wishes = wishes(flags, plan, &share)?;
-    let fleet = open_fleet(flags)?;
-    let pulled = fleet.as_ref().map(|fleet| pull(flags, fleet, &loaded, &wishes, &stop));
+    let fleet = open_fleet(flags, &stop)?;
+    let is_named = flags.fleet.fleet.is_some() && !flags.is_trial();
+    let pulled = is_named.then(|| pull(flags, fleet.as_ref(), &loaded, &wishes, &stop));
     let pulled = pulled.transpose()?;
     if let Some(pulled) = &pulled {
         wishes.is_share |= wishes.only.is_empty();
@@ -112,7 +113,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     begun.keep(memo, &report);
     finish(run);
     if let Some((fleet, signer)) = fleet.as_ref().zip(signer) {
-        publish(flags, fleet, &loaded, &signer, &report);
+        publish(flags, fleet, &loaded, &signer, (&report, &stop));
     }
     let mut exit = answer_report(flags, &report, start)?;
     if exit == Exit::Ok && !share.waiting.is_empty() {
@@ -137,11 +138,11 @@ fn signer(flags: &RunFlags) -> Result<Option<SigningKey>, Failed> {
 }
 
 /// The fleet that is asked; one that does not answer fails no run.
-fn open_fleet(flags: &RunFlags) -> Result<Option<Fleet>, Failed> {
+fn open_fleet(flags: &RunFlags, stop: &Arc<AtomicBool>) -> Result<Option<Fleet>, Failed> {
     if flags.fleet.fleet.is_none() || flags.is_trial() {
         return Ok(None);
     }
-    match Fleet::open(&flags.fleet) {
+    match Fleet::open(&flags.fleet, stop) {
         Err(failed) if failed.exit == Exit::NotSeen => {
             warn(format_args!("the fleet is not asked: {failed}; what is missing is built here"));
             Ok(None)
@@ -153,7 +154,7 @@ fn open_fleet(flags: &RunFlags) -> Result<Option<Fleet>, Failed> {
 /// Takes from the fleet what this run would else build.
 fn pull(
     flags: &RunFlags,
-    fleet: &Fleet,
+    fleet: Option<&Fleet>,
     loaded: &Loaded,
     wishes: &Wishes,
     stop: &Arc<AtomicBool>,
@@ -162,7 +163,8 @@ fn pull(
     for name in &flags.check {
         built_anyway.insert(loaded.plan.find(name)?);
     }
-    let pulled = fleet::pull::pull(fleet, loaded, (&wishes.only, &built_anyway), stop)?;
+    let wanted = Wanted { only: &wishes.only, force: &built_anyway };
+    let pulled = fleet::pull::pull(fleet, loaded, &wanted, stop)?;
     if !pulled.fetched.is_empty() {
         tell(pulled_line(loaded, &pulled));
     }
@@ -175,7 +177,7 @@ fn publish(
     fleet: &Fleet,
     loaded: &Loaded,
     signer: &SigningKey,
-    report: &RunReport,
+    (report, stop): (&RunReport, &Arc<AtomicBool>),
 ) {
     let plan = &loaded.plan;
     let is_good = |stage: &&StageReport| stage.digest.is_some();
@@ -186,7 +188,7 @@ fn publish(
         Push::Sealed => good,
         Push::Verified => fleet::push::verified(plan, &good),
     };
-    match push_each(fleet, loaded, signer, &chosen) {
+    match push_each(fleet, loaded, signer, &chosen, stop) {
         Ok(outcomes) => outcomes.iter().for_each(|(id, outcome)| match outcome {
             Outcome::Pushed(pushed) => tell(format_args!(
                 "published {}: {}, of which {} were new to the fleet",

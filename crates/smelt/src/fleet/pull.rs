@@ -2,26 +2,32 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::thread;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
+use smelt_fleet::judge::Vouched;
 use smelt_fleet::pull::{Offer, PullError, offer};
-use smelt_fleet::remote::Key;
-use smelt_fleet::statement::Provenance;
+use smelt_fleet::remote::{Key, Remote as _};
+use smelt_fleet::statement::{Provenance, Statement};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Digest, Plan, StageId};
-use smelt_store::{Holder, Lookup, OutputItem, Store};
+use smelt_store::{Holder, KeyLock, OutputItem, Store};
 
-use super::{Fleet, judging_time, saw_time};
+use super::{Fleet, judging_time, saw_time, with_dependents};
 use crate::console::warn;
 use crate::exit::{Exit, Failed};
 use crate::load::Loaded;
 use crate::table::bytes;
 use crate::telling::Telling;
 
+/// Under which name a record says from where an output came.
+pub(crate) const FLEET: &str = "fleet";
+/// How soon a key held by another run is looked at again.
+const TICK: Duration = Duration::from_millis(200);
 /// What is left free beside what is fetched: records and the journals of others.
 const RESERVE_BYTES: u64 = 64 << 20;
 /// Each is read and cut, which takes a second a gigabyte.
@@ -42,6 +48,8 @@ pub(crate) struct Pulled {
     pub(crate) kept: u64,
     /// From other versions that were here.
     pub(crate) local: u64,
+    /// The server answered no more.
+    pub(crate) is_lost: bool,
     /// A collection spares them as long as this lives.
     _holder: Holder,
 }
@@ -68,73 +76,54 @@ pub(crate) fn sinks(plan: &Plan) -> Vec<StageId> {
     plan.stages().map(|(id, _)| id).filter(|id| !needed.contains(id)).collect()
 }
 
-/// Takes what `only` needs, or all of the pipeline: an output that is here or in the fleet, else what it is made of.  Those of
-/// `force` are to be built whatever is there.  What cannot be had is told in one line and left to be built.
+/// What a pull is to take.
+pub(crate) struct Wanted<'a> {
+    /// The stages that somebody wants; all of the pipeline where there are none.
+    pub(crate) only: &'a [StageId],
+    /// Those that are to be built whatever is there.
+    pub(crate) force: &'a BTreeSet<StageId>,
+}
+
+/// Takes an output that is here or in the fleet, else what it is made of.  What cannot be had is told in one line and left to
+/// be built.  Without a fleet, as where its server is gone, what is here is found all the same.
 pub(crate) fn pull(
-    fleet: &Fleet,
+    fleet: Option<&Fleet>,
     loaded: &Loaded,
-    (only, force): (&[StageId], &BTreeSet<StageId>),
+    wanted: &Wanted<'_>,
     stop: &Arc<AtomicBool>,
 ) -> Result<Pulled, Failed> {
     let Loaded { plan, store, .. } = loaded;
-    let targets = if only.is_empty() { sinks(plan) } else { only.to_vec() };
-    let holder = store.begin_hold(SystemTime::now())?;
-    let mut pulling = Pulling {
-        fleet,
-        store,
-        stop,
-        telling: Telling::new(),
-        is_lost: false,
-        told: BTreeSet::new(),
-        time: judging_time(store),
-        bytes: 0,
-        kept: 0,
-        local: 0,
-    };
+    let Wanted { only, force } = *wanted;
+    let mut targets = if only.is_empty() { sinks(plan) } else { only.to_vec() };
+    let forced: Vec<StageId> = force.iter().filter(|id| !targets.contains(id)).copied().collect();
+    targets.extend(forced);
+    // What is made of a stage that is built anew may come out another way; of one that names what is not here, keys mean
+    // nothing.
+    let is_built = |id, stage: &Stage| force.contains(&id) || stage.unread.is_some();
+    let built = with_dependents(plan, is_built);
+    let mut pulling = Pulling::new(fleet, loaded, stop)?;
     let mut needed: BTreeSet<StageId> = targets.iter().copied().collect();
-    let (mut known, mut fetched) = (BTreeMap::new(), Vec::new());
+    let mut known = BTreeMap::new();
     // Each stage comes behind those that it needs.
     for id in plan.stages().map(|(id, _)| id).collect::<Vec<_>>().into_iter().rev() {
         let stage = plan.stage(id);
         if !needed.contains(&id) || stage.given().is_some() {
             continue;
         }
-        let is_forced = force.contains(&id) || stage.unread.is_some();
-        let here = if is_forced { None } else { here(store, &stage.recipe_key)? };
-        if let Some(key) = here {
-            known.insert(id, key);
-        } else if let Some(offer) = pulling.offered(plan, id, is_forced) {
-            match pulling.take(&holder, &offer, 0) {
-                Ok(()) => {
-                    let statement = &offer.vouched.statement;
-                    known.insert(id, statement.key);
-                    let (tree, bytes) = (statement.tree, statement.files.bytes());
-                    fetched.push(Taken { stage: id, tree, bytes, by: offer.vouched.by.clone() });
-                }
-                Err(failed) if failed.exit == Exit::Interrupted => return Err(failed),
-                Err(failed) => {
-                    pulling.refuse(stage, &failed);
-                    needed.extend(stage.needs());
-                }
-            }
-        } else {
-            needed.extend(stage.needs());
+        let found = if built.contains(&id) { None } else { pulling.found(id)? };
+        match found {
+            Some(key) => drop(known.insert(id, key)),
+            None => needed.extend(stage.needs()),
         }
     }
     store.sync()?;
-    let Pulling { bytes, kept, local, .. } = pulling;
-    Ok(Pulled { targets, known, fetched, bytes, kept, local, _holder: holder })
-}
-
-/// The content key of what a recipe led to, where that is here.
-fn here(store: &Store, recipe: &Digest) -> Result<Option<Digest>, Failed> {
-    let key = store.resolve(recipe)?;
-    let hit = key.map(|key| store.lookup(&key)).transpose()?.and_then(Lookup::hit);
-    Ok(key.filter(|_| hit.is_some()))
+    let Pulling { fetched, bytes, kept, local, is_lost, holder, .. } = pulling;
+    Ok(Pulled { targets, known, fetched, bytes, kept, local, is_lost, _holder: holder })
 }
 
 struct Pulling<'a> {
-    fleet: &'a Fleet,
+    fleet: Option<&'a Fleet>,
+    plan: &'a Plan,
     store: &'a Store,
     stop: &'a Arc<AtomicBool>,
     telling: Telling,
@@ -143,24 +132,88 @@ struct Pulling<'a> {
     told: BTreeSet<String>,
     /// By which statements are judged.
     time: u64,
+    fetched: Vec<Taken>,
     bytes: u64,
     kept: u64,
     local: u64,
+    holder: Holder,
+    /// What the holder spares.
+    held: Vec<Digest>,
 }
 
-impl Pulling<'_> {
+impl<'a> Pulling<'a> {
+    fn new(
+        fleet: Option<&'a Fleet>,
+        loaded: &'a Loaded,
+        stop: &'a Arc<AtomicBool>,
+    ) -> Result<Self, Failed> {
+        let Loaded { plan, store, .. } = loaded;
+        Ok(Self {
+            fleet,
+            plan,
+            store,
+            stop,
+            telling: Telling::new(),
+            is_lost: false,
+            told: BTreeSet::new(),
+            time: if fleet.is_some() { judging_time(store) } else { 0 },
+            fetched: Vec::new(),
+            bytes: 0,
+            kept: 0,
+            local: 0,
+            holder: store.begin_hold(SystemTime::now())?,
+            held: Vec::new(),
+        })
+    }
+
+    /// The content key of a stage whose output is here, from now on if the fleet has it.
+    fn found(&mut self, id: StageId) -> Result<Option<Digest>, Failed> {
+        let stage = self.plan.stage(id);
+        if let Some(key) = self.here(&stage.recipe_key)? {
+            return Ok(Some(key));
+        }
+        let Some(offer) = self.offered(id) else { return Ok(None) };
+        match self.take(&offer, Some(id), 0) {
+            Ok(()) => {
+                let statement = &offer.vouched.statement;
+                // Whoever signed says of which recipes; only the one that was asked for is believed to lead here.
+                self.store.alias_later(&stage.recipe_key, &statement.key)?;
+                let (tree, bytes) = (statement.tree, statement.files.bytes());
+                self.fetched.push(Taken { stage: id, tree, bytes, by: offer.vouched.by.clone() });
+                Ok(Some(statement.key))
+            }
+            Err(failed) if failed.exit == Exit::Interrupted => Err(failed),
+            Err(failed) => {
+                self.refuse(stage, &failed);
+                Ok(None)
+            }
+        }
+    }
+
+    /// The content key of what a recipe led to, where that is here; a collection spares it.
+    fn here(&mut self, recipe: &Digest) -> Result<Option<Digest>, Failed> {
+        let Some(key) = self.store.resolve(recipe)? else { return Ok(None) };
+        self.hold(&[key])?;
+        Ok(self.store.lookup(&key)?.hit().map(|_| key))
+    }
+
+    fn hold(&mut self, more: &[Digest]) -> Result<(), Failed> {
+        self.held.extend(more);
+        Ok(self.holder.hold(&self.held)?)
+    }
+
     /// What the fleet has of a stage; what is wrong with that is told.
-    fn offered(&mut self, plan: &Plan, id: StageId, is_forced: bool) -> Option<Offer> {
+    fn offered(&mut self, id: StageId) -> Option<Offer> {
+        let (plan, fleet) = (self.plan, self.fleet?);
         let stage = plan.stage(id);
-        if is_forced || self.is_lost || self.is_stopped() {
+        if self.is_lost || self.is_stopped() {
             return None;
         }
-        let found =
-            offer(&self.fleet.client, Key::Recipe(stage.recipe_key), &self.fleet.trust, self.time);
+        let found = offer(&fleet.client, Key::Recipe(stage.recipe_key), &fleet.trust, self.time);
         match found {
             Ok(found) => found,
             Err(error) => {
-                self.is_lost = matches!(error, PullError::Remote(_));
+                self.is_lost = matches!(&error, PullError::Remote(error) if error.is_gone);
                 self.refuse(stage, &error);
                 None
             }
@@ -169,8 +222,8 @@ impl Pulling<'_> {
 
     /// Says why something is not taken; once where that is true of many.
     fn refuse(&mut self, stage: &Stage, why: &dyn fmt::Display) {
-        let why = why.to_string();
-        if self.told.insert(why.clone()) {
+        let why = Failed::new(Exit::StageFailed, why).to_string();
+        if !self.is_stopped() && self.told.insert(why.clone()) {
             warn(format_args!("{} is not taken from the fleet: {why}", stage.name));
         }
     }
@@ -179,56 +232,95 @@ impl Pulling<'_> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Fetches and seals an output, behind those that it names.
-    fn take(&mut self, holder: &Holder, offer: &Offer, depth: u32) -> Result<(), Failed> {
+    /// Fetches and seals an output behind those that it names: that of a stage, or of any that is named.
+    fn take(&mut self, offer: &Offer, of: Option<StageId>, depth: u32) -> Result<(), Failed> {
         let statement = &offer.vouched.statement;
+        let is_of = |id: &StageId| is_of_stage(self.plan, *id, statement);
+        let mut stages =
+            self.plan.stages().map(|(id, _)| id).filter(|id| of.is_none_or(|of| of == *id));
+        if !stages.any(|id| is_of(&id)) {
+            let stage = &statement.provenance.stage;
+            let message = format!(
+                "what is signed of {stage} leads to another key here: it is of another stage, or of another device"
+            );
+            return Err(Failed::new(Exit::StageFailed, message));
+        }
         saw_time(self.store, statement.finished);
-        let keys: Vec<Digest> =
-            std::iter::once(statement.key).chain(statement.refers.iter().copied()).collect();
-        holder.hold(&keys)?;
+        self.hold(&[statement.key])?;
         for tree in &statement.refers {
-            if !self.store.has_tree(tree) {
-                self.take_named(holder, tree, depth + 1)?;
+            if !self.is_whole(tree)? {
+                self.take_named(tree, depth + 1)?;
             }
         }
-        let failed = |error: PullError| Failed::new(exit_of(&error), error);
-        let held = || {
-            let name = statement.tree.short();
-            Failed::new(Exit::Held, format!("another run fetches or builds output {name} just now"))
-        };
-        let _locks = [statement.key, statement.tree]
-            .iter()
-            .map(|key| self.store.try_lock_key(key)?.ok_or_else(held))
-            .collect::<Result<Vec<_>, Failed>>()?;
-        self.has_room(statement.files.bytes())?;
-        let older = self.older(&statement.provenance)?;
-        let folder = self.store.pull_dir(&statement.tree)?;
-        let (name, all, stop) =
-            (statement.provenance.stage.clone(), statement.files.bytes(), self.stop.clone());
-        let (mut done, telling) = (0, &mut self.telling);
+        let _lock = self.locked(&statement.key)?;
+        match self.store.lookup(&statement.key)?.hit() {
+            Some(here) if here.digest == statement.tree => return Ok(()),
+            Some(here) => {
+                let message = format!("under its key is {} here", here.digest.short());
+                return Err(Failed::new(Exit::StageFailed, message));
+            }
+            None => {}
+        }
+        let folder = self.store.pull_dir(&statement.key)?;
+        self.has_room(statement.files.bytes().saturating_sub(self.store.bytes_below(&folder)?))?;
+        self.fetch(offer, &folder)?;
+        self.seal(offer, &folder)
+    }
+
+    /// Waits for another run that fetches or builds the key.
+    fn locked(&self, key: &Digest) -> Result<KeyLock, Failed> {
+        loop {
+            if let Some(lock) = self.store.try_lock_key(key)? {
+                return Ok(lock);
+            }
+            if self.is_stopped() {
+                return Err(Failed::stopped());
+            }
+            thread::sleep(TICK);
+        }
+    }
+
+    fn fetch(&mut self, offer: &Offer, folder: &Path) -> Result<(), Failed> {
+        let statement = &offer.vouched.statement;
+        let fleet = self.fleet.expect("somebody offered it");
+        let local = offer.local(&self.older(&statement.provenance)?);
+        let (name, all) = (&statement.provenance.stage, statement.files.bytes());
+        let (mut done, telling, stop) = (0, &mut self.telling, self.stop);
         let mut told = |some: u64| {
             done += some;
             telling.hear(&format!("[{done}/{all}] fetching {name}"));
             !stop.load(Ordering::Relaxed)
         };
-        let local = offer.local(&older);
-        let fetched =
-            offer.fetch(&self.fleet.client, &local, &folder, &mut told).map_err(failed)?;
+        let fetched = offer.fetch(&fleet.client, &local, folder, &mut told);
+        let fetched = fetched.map_err(|error| self.failed(&error))?;
         self.bytes += fetched.bytes;
         self.kept += fetched.kept;
         self.local += fetched.local;
-        let mut record = statement.record.clone();
-        if let Some(record) = record.as_object_mut() {
-            let server = smelt_fleet::remote::Remote::name(&self.fleet.client);
-            record.insert("fleet".to_owned(), json!({ "server": server, "by": offer.vouched.by }));
-        }
-        let sealed = self.store.seal_referring(&statement.key, &folder, record, &statement.refers);
-        sealed.map_err(|error| Failed::new(Exit::StageFailed, error))?;
-        statement
-            .recipes
-            .iter()
-            .try_for_each(|recipe| self.store.alias_later(recipe, &statement.key))?;
         Ok(())
+    }
+
+    fn seal(&self, offer: &Offer, folder: &Path) -> Result<(), Failed> {
+        let Vouched { statement, by } = &offer.vouched;
+        let mut record = statement.record.clone();
+        if let (Some(record), Some(fleet)) = (record.as_object_mut(), self.fleet) {
+            let server = fleet.client.name();
+            record.insert(FLEET.to_owned(), json!({ "server": server, "by": by }));
+        }
+        let kept = (record, statement.refers.as_slice());
+        let sealed = self.store.seal_fetched(&statement.key, folder, kept, &statement.tree);
+        match sealed {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_stopped() => Err(Failed::stopped()),
+            Err(error) => Err(Failed::new(Exit::StageFailed, error)),
+        }
+    }
+
+    /// Whether an output of that name is here, and a record of it.
+    fn is_whole(&self, tree: &Digest) -> Result<bool, Failed> {
+        let inventory = self.store.inventory()?;
+        let item = inventory.outputs.iter().find(|item| item.tree == *tree);
+        let Some(key) = item.and_then(|item| item.keys.first()) else { return Ok(false) };
+        Ok(self.store.lookup(key)?.hit().is_some_and(|output| output.digest == *tree))
     }
 
     /// The outputs of the same stage that were used last: what comes is another version of them.
@@ -245,17 +337,18 @@ impl Pulling<'_> {
     }
 
     /// Fetches an output that another one names.
-    fn take_named(&mut self, holder: &Holder, tree: &Digest, depth: u32) -> Result<(), Failed> {
+    fn take_named(&mut self, tree: &Digest, depth: u32) -> Result<(), Failed> {
         let lacks = |why: &str| {
             Failed::new(Exit::StageFailed, format!("it names output {}, {why}", tree.short()))
         };
         if depth > REFERS_DEPTH_MAX {
             return Err(lacks("at the end of too long a chain"));
         }
-        let found = offer(&self.fleet.client, Key::Tree(*tree), &self.fleet.trust, self.time);
-        let found = found.map_err(|error| Failed::new(exit_of(&error), error))?;
+        let fleet = self.fleet.expect("somebody offered it");
+        let found = offer(&fleet.client, Key::Tree(*tree), &fleet.trust, self.time);
+        let found = found.map_err(|error| self.failed(&error))?;
         let offer = found.ok_or_else(|| lacks("which the fleet does not have"))?;
-        self.take(holder, &offer, depth)
+        self.take(&offer, None, depth)
     }
 
     fn has_room(&self, needed: u64) -> Result<(), Failed> {
@@ -270,12 +363,82 @@ impl Pulling<'_> {
         );
         Err(Failed::new(Exit::DoesNotFit, message))
     }
+
+    fn failed(&self, error: &PullError) -> Failed {
+        match error {
+            _ if self.is_stopped() => Failed::stopped(),
+            PullError::Stopped => Failed::stopped(),
+            PullError::Remote(_) => Failed::new(Exit::NotSeen, error),
+            _ => Failed::new(Exit::StageFailed, error),
+        }
+    }
 }
 
-fn exit_of(error: &PullError) -> Exit {
-    match error {
-        PullError::Stopped => Exit::Interrupted,
-        PullError::Remote(_) => Exit::NotSeen,
-        _ => Exit::StageFailed,
+/// Whether a statement is of this stage as this plan has it, on this device.  Its content key follows from that and from what
+/// it was made of, so nobody vouches under the key of another stage, or of another device by leaving its facts out.
+fn is_of_stage(plan: &Plan, id: StageId, statement: &Statement) -> bool {
+    let (stage, said) = (plan.stage(id), &statement.provenance);
+    let facts = stage.device.iter().map(|(fact, value)| (*fact, value.as_str()));
+    let said_facts = said.device.iter().map(|(fact, value)| (fact.as_str(), value.as_str()));
+    facts.collect::<BTreeMap<_, _>>() == said_facts.collect()
+        && plan.content_key_of(id, &said.inputs) == Some(statement.key)
+}
+
+#[cfg(test)]
+mod tests {
+    use smelt_fleet::statement::Provenance;
+    use smelt_store::Manifest;
+
+    use super::*;
+    use crate::fleet::tests::demo;
+
+    /// A statement of a stage of a plan, as whoever built it would sign it.
+    fn statement(plan: &Plan, id: StageId) -> Statement {
+        let stage = plan.stage(id);
+        let input = |label: &String| (label.clone(), Digest::of(label.as_bytes()));
+        let inputs: Vec<_> = stage.inputs.iter().map(|it| input(&it.label)).collect();
+        let key = plan.content_key_of(id, &inputs).unwrap();
+        let files = Manifest::new(Vec::new()).unwrap();
+        let device = stage.device.iter().map(|(fact, value)| ((*fact).to_owned(), value.clone()));
+        Statement {
+            key,
+            recipes: vec![stage.recipe_key],
+            instance: String::new(),
+            tree: files.digest(),
+            files,
+            refers: Vec::new(),
+            record: Value::Null,
+            provenance: Provenance {
+                stage: stage.name.to_string(),
+                kind: stage.kind.name().to_owned(),
+                kind_version: stage.kind.version(),
+                pipeline: plan.name.clone(),
+                params: stage.params.clone(),
+                device: device.collect(),
+                tools: Vec::new(),
+                inputs,
+                run: String::new(),
+            },
+            finished: 0,
+            builder: "smelt 0.1.0".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_statement_counts_for_its_own_stage_and_device_alone() {
+        let plan = demo();
+        let [engine, quant] = ["llm-engine", "llm-quant"].map(|name| plan.find(name).unwrap());
+        let is_of = |change: &dyn Fn(&mut Statement)| {
+            let mut said = statement(&plan, engine);
+            change(&mut said);
+            is_of_stage(&plan, engine, &said)
+        };
+        assert!(is_of(&|_| {}));
+        assert!(!is_of(&|said| drop(said.provenance.device.insert("sm".into(), "87".into()))));
+        assert!(!is_of(&|said| said.key = Digest::of(b"another stage's")));
+        assert!(!is_of(&|said| drop(said.provenance.inputs.pop())));
+        assert!(!is_of(&|said| said.provenance.inputs[0].1 = Digest::of(b"another checkpoint")));
+        assert!(!is_of(&|said| said.provenance.inputs[0].0.push('x')));
+        assert!(!is_of_stage(&plan, quant, &statement(&plan, engine)));
     }
 }

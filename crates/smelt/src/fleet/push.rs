@@ -2,18 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use smelt_fleet::keys::SigningKey;
 use smelt_fleet::pull::offer;
 use smelt_fleet::push::{PushError, Pushed, push};
 use smelt_fleet::remote::{Key, Remote as _};
-use smelt_fleet::statement::{Provenance, Statement};
+use smelt_fleet::statement::{Provenance, Statement, from_rfc3339};
 use smelt_plan::plan::{From, Stage};
 use smelt_plan::{Digest, Kind, Plan, StageId};
 use smelt_store::{Inventory, Location, Lookup, Output};
 
-use super::{Fleet, now};
+use super::pull::FLEET;
+use super::{Fleet, now, with_dependents};
 use crate::exit::{Exit, Failed};
 use crate::load::Loaded;
 use crate::telling::Telling;
@@ -50,6 +53,7 @@ pub(crate) fn push_each(
     loaded: &Loaded,
     signer: &SigningKey,
     chosen: &BTreeSet<StageId>,
+    stop: &Arc<AtomicBool>,
 ) -> Result<Vec<(StageId, Outcome)>, Failed> {
     let shelf = Shelf::of(loaded)?;
     let mut telling = Telling::new();
@@ -65,13 +69,15 @@ pub(crate) fn push_each(
                 let pushed = push(&fleet.client, &statement, &folder, signer, &mut |some| {
                     done += some;
                     telling.hear(&format!("[{done}/{all}] pushing {name}"));
+                    !stop.load(Ordering::Relaxed)
                 });
                 pushed.map_or_else(Outcome::Failed, Outcome::Pushed)
             }
         };
-        let is_lost = matches!(outcome, Outcome::Failed(PushError::Remote(_)));
+        let is_lost =
+            matches!(&outcome, Outcome::Failed(PushError::Remote(error)) if error.is_gone);
         outcomes.push((*id, outcome));
-        if is_lost {
+        if is_lost || stop.load(Ordering::Relaxed) {
             break;
         }
     }
@@ -110,6 +116,8 @@ pub(crate) struct Shelf<'a> {
     /// In the order of the plan: each behind what it is made of.
     outputs: Vec<(StageId, Sealed)>,
     trees: BTreeMap<StageId, Digest>,
+    /// The stages whose recipe keys mean nothing to others: what they are made of is not here.
+    unread: BTreeSet<StageId>,
 }
 
 /// An output and the key that leads to it.
@@ -121,6 +129,7 @@ struct Sealed {
 impl<'a> Shelf<'a> {
     pub(crate) fn of(loaded: &'a Loaded) -> Result<Self, Failed> {
         let Loaded { plan, store, .. } = loaded;
+        let unread = with_dependents(plan, |_, stage| stage.unread.is_some());
         let (mut outputs, mut trees) = (Vec::new(), BTreeMap::new());
         for (id, stage) in plan.stages() {
             if let Some(pin) = stage.given() {
@@ -134,7 +143,7 @@ impl<'a> Shelf<'a> {
                 outputs.push((id, Sealed { key, output }));
             }
         }
-        Ok(Self { plan, inventory: store.inventory()?, outputs, trees })
+        Ok(Self { plan, inventory: store.inventory()?, outputs, trees, unread })
     }
 
     /// The stages whose outputs are here.
@@ -179,11 +188,20 @@ impl<'a> Shelf<'a> {
         let Location::Sealed(folder) = &sealed.output.location else {
             return Err("it lies where the hub's cache keeps it".to_owned());
         };
+        let Output { digest, manifest, record, .. } = &sealed.output;
+        // Whoever built it vouches for it; this machine only knows who that is said to be.
+        if record.get(FLEET).is_some() {
+            return Err("it came from the fleet, where whoever built it vouches for it".to_owned());
+        }
+        let provenance = self.provenance(stage, record);
+        if provenance.inputs.len() < stage.inputs.len() {
+            return Err("what it was made of is not here, so nobody could check its key".to_owned());
+        }
         if stage.kind == Kind::Command && stage.tools.is_empty() {
             return Err("its key does not cover the program that made it".to_owned());
         }
-        let Output { digest, manifest, record, .. } = &sealed.output;
-        let recipes = if stage.unread.is_none() { vec![stage.recipe_key] } else { Vec::new() };
+        let is_whole = !self.unread.contains(&id);
+        let recipes = if is_whole { vec![stage.recipe_key] } else { Vec::new() };
         let statement = Statement {
             key: sealed.key,
             recipes,
@@ -192,8 +210,8 @@ impl<'a> Shelf<'a> {
             files: manifest.clone(),
             refers: self.refers(digest).to_vec(),
             record: plain(record),
-            provenance: self.provenance(stage, record),
-            finished: now(),
+            finished: began(&provenance.run).unwrap_or_else(now),
+            provenance,
             builder: concat!("smelt ", env!("CARGO_PKG_VERSION")).to_owned(),
         };
         Ok((statement, folder.clone()))
@@ -226,12 +244,19 @@ impl<'a> Shelf<'a> {
     }
 }
 
-/// A record without what is true of this machine alone: its folders, and the fleet it came from.
+/// When a run began, in seconds of the Unix era, by its name: `YYYYMMDD-HHMMSS-xxxx`.
+fn began(run: &str) -> Option<u64> {
+    let part = |from: usize, to: usize| run.get(from..to);
+    let date = [part(0, 4)?, part(4, 6)?, part(6, 8)?].join("-");
+    let time = [part(9, 11)?, part(11, 13)?, part(13, 15)?].join(":");
+    from_rfc3339(&format!("{date}T{time}Z"))
+}
+
+/// A record without what is true of this machine alone: its folders.
 fn plain(record: &Value) -> Value {
     let mut record = record.clone();
     if let Some(fields) = record.as_object_mut() {
         fields.remove("command");
-        fields.remove("fleet");
     }
     record
 }
@@ -239,6 +264,7 @@ fn plain(record: &Value) -> Value {
 /// The exit code of a push.
 pub(crate) fn exit_of(outcomes: &[(StageId, Outcome)]) -> Exit {
     let mut failed = outcomes.iter().filter_map(|(_, outcome)| match outcome {
+        Outcome::Failed(PushError::Stopped) => Some(Exit::Interrupted),
         Outcome::Failed(PushError::Remote(_)) => Some(Exit::NotSeen),
         Outcome::Failed(_) => Some(Exit::StageFailed),
         _ => None,
