@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 
 use smelt_engine::graph::{GraphEngine, Tensor};
 use smelt_engine::llm::{LlmEngine, Prompt};
+use smelt_fleet::chunk::Index;
+use smelt_fleet::dsse::Envelope;
+use smelt_fleet::statement::Statement;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::model::Model as Config;
 use smelt_model::safetensors::{Reader, Shards, TensorSpec, Writer};
@@ -20,6 +23,7 @@ use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::{HubPin, Pin};
 use smelt_plan::{Digest, Pins, Pipeline, Plan};
 use smelt_runtime::image::Image;
+use smelt_store::{FileEntry, Manifest};
 
 /// A target by its name: the folder of its corpus, and the function.
 pub(crate) type Target = (&'static str, fn(&[u8]));
@@ -34,6 +38,9 @@ pub(crate) const ALL: &[Target] = &[
     ("gguf", gguf),
     ("engine", engine),
     ("jpeg", jpeg),
+    ("statement", statement),
+    ("envelope", envelope),
+    ("chunks", chunks),
 ];
 
 /// A picture of more pixels is too slow to be tried often, and takes more memory than these few bytes should.
@@ -57,6 +64,36 @@ pub(crate) fn safetensors(data: &[u8]) {
         reader.read_at(tensor, 0, &mut vec![0; size]).unwrap();
         assert_eq!(reader.get(&tensor.name), Some(tensor));
     }
+}
+
+/// What a stranger says of an output: its files are those that its name stands for.
+pub(crate) fn statement(data: &[u8]) {
+    let Ok(statement) = Statement::from_json(data) else { return };
+    assert_eq!(statement.files.digest(), statement.tree);
+    // Of what was changed by reading it, as long fractions are, nothing is written.
+    let Ok(json) = statement.to_json() else { return };
+    assert_eq!(Statement::from_json(&json).unwrap(), statement);
+}
+
+/// An envelope of a stranger's: what is read is what is signed.
+pub(crate) fn envelope(data: &[u8]) {
+    let Ok(envelope) = Envelope::from_json(data) else { return };
+    assert!(envelope.pae().ends_with(&envelope.payload));
+    let json = envelope.to_json().unwrap();
+    assert_eq!(Envelope::from_json(&json).unwrap(), envelope);
+}
+
+/// A list of chunks of two files, one of three bytes and an empty one: what is accepted makes these.
+pub(crate) fn chunks(data: &[u8]) {
+    let file = |path: &str, content: &[u8]| FileEntry {
+        path: path.to_owned(),
+        size: content.len() as u64,
+        sha256: Digest::of(content),
+        executable: false,
+    };
+    let files = Manifest::new(vec![file("a", b"abc"), file("b", b"")]).unwrap();
+    let Ok(index) = Index::read(data, &files) else { return };
+    assert_eq!(index.chunks().map(|chunk| u64::from(chunk.bytes)).sum::<u64>(), 3);
 }
 
 /// An index over two small shards, `a` and `b` in one and `c` in the other.

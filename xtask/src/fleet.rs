@@ -98,6 +98,11 @@ fn other_builds_nothing(builder: &Board, other: &Board) -> Result<()> {
     let [one, two] = [builder, other].map(|board| board.ok(&question));
     let (one, two) = (one?, two?);
     ensure!(!one.is_empty() && one == two, "{one:?} and {two:?}");
+    let told = other.ok(&["explain", PIPELINE, "llm-engine"])?;
+    ensure!(told.contains("fleet: it is there, vouched for by builder"), "{told}");
+    let other_context = ["explain", PIPELINE, "llm-engine", "--set", "scheme=int4-g128"];
+    let told = other.ok(&other_context)?;
+    ensure!(told.contains("fleet: nobody has published it"), "{told}");
     other.ok(&["cache", "fsck"]).map(drop)
 }
 

@@ -262,6 +262,7 @@ fn check_asked(statement: &Statement, asked: &Asked<'_>) -> Result<(), Refusal> 
         Key::Content(key) => statement.key == key,
         Key::Recipe(recipe) => statement.recipes.contains(&recipe),
         Key::Tree(tree) => statement.tree == tree,
+        Key::Anywhere(key) => statement.anywhere == Some(key),
     };
     if !is_asked {
         return Err(Refusal::OtherKey { key: statement.key });

@@ -95,7 +95,8 @@ pub fn push(
     let entry = Entry { statement: statement_blob, index, chunks };
     let recipes = statement.recipes.iter().map(|recipe| Key::Recipe(*recipe));
     let own = [Key::Tree(statement.tree), Key::Content(statement.key)];
-    for key in own.into_iter().chain(recipes) {
+    let anywhere = statement.anywhere.map(Key::Anywhere);
+    for key in own.into_iter().chain(recipes).chain(anywhere) {
         remote.publish(&key, &entry)?;
     }
     Ok(Pushed { bytes: statement.files.bytes(), sent: sender.sent })

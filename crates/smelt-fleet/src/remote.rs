@@ -19,6 +19,8 @@ pub enum Key {
     Recipe(Digest),
     /// The digest of the output's files, by which other outputs name it.
     Tree(Digest),
+    /// Covers the recipes of the inputs, and nothing of a device: the result may be another device's.
+    Anywhere(Digest),
 }
 
 impl Key {
@@ -28,13 +30,17 @@ impl Key {
             Self::Content(_) => "content-key",
             Self::Recipe(_) => "recipe-key",
             Self::Tree(_) => "tree",
+            Self::Anywhere(_) => "recipe-key-of-any-device",
         }
     }
 
     /// The key.
     pub const fn digest(&self) -> &Digest {
         match self {
-            Self::Content(digest) | Self::Recipe(digest) | Self::Tree(digest) => digest,
+            Self::Content(digest)
+            | Self::Recipe(digest)
+            | Self::Tree(digest)
+            | Self::Anywhere(digest) => digest,
         }
     }
 }

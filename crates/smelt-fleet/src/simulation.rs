@@ -207,6 +207,7 @@ fn statement(files: Manifest) -> Statement {
     Statement {
         key: Digest::of(b"key"),
         recipes: vec![Digest::of(b"recipe")],
+        anywhere: Some(Digest::of(b"anywhere")),
         instance: "site".to_owned(),
         tree: files.digest(),
         files,
@@ -227,6 +228,7 @@ fn what_was_pushed_is_pulled() {
         Key::Content(world.statement.key),
         Key::Recipe(world.statement.recipes[0]),
         Key::Tree(world.statement.tree),
+        Key::Anywhere(world.statement.anywhere.unwrap()),
     ];
     for (number, key) in keys.into_iter().enumerate() {
         let into = world.dir.path().join(number.to_string());

@@ -39,6 +39,8 @@ pub struct Statement {
     pub key: Digest,
     /// Recipe keys that led to it.
     pub recipes: Vec<Digest>,
+    /// The key of its recipe for any device, where it has one.
+    pub anywhere: Option<Digest>,
     /// The fleet's name of its instance; for another instance this vouches for nothing.
     pub instance: String,
     /// The output's name: the digest of [`Self::files`].
@@ -222,6 +224,8 @@ struct External {
 struct Internal {
     key: Digest,
     recipes: Vec<Digest>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    anywhere: Option<Digest>,
     instance: String,
     tree: Digest,
     files: Vec<FileRow>,
@@ -314,6 +318,7 @@ impl Statement {
         Internal {
             key: self.key,
             recipes: self.recipes.clone(),
+            anywhere: self.anywhere,
             instance: self.instance.clone(),
             tree: self.tree,
             files: self.files.files().iter().map(row).collect(),
@@ -426,6 +431,7 @@ impl Wire {
         Ok(Statement {
             key: internal.key,
             recipes: internal.recipes,
+            anywhere: internal.anywhere,
             instance: internal.instance,
             tree: internal.tree,
             files: Manifest::new(entries(self.subject, internal.files)?)?,
@@ -621,6 +627,7 @@ pub(crate) mod tests {
         Statement {
             key: digest(random),
             recipes: list(random, digest),
+            anywhere: random.coin().then(|| digest(random)),
             instance: text(random),
             tree: files.digest(),
             files,

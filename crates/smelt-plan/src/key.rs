@@ -127,6 +127,8 @@ pub enum KeyDomain {
     Spec,
     /// Inputs are recipe keys.
     Recipe,
+    /// Inputs are such keys, and neither the device nor its programs count.
+    Anywhere,
     /// Inputs are content digests.
     Content,
 }
@@ -136,6 +138,7 @@ impl KeyDomain {
         match self {
             Self::Spec => "smelt spec key 1",
             Self::Recipe => "smelt recipe key 1",
+            Self::Anywhere => "smelt recipe key of any device 1",
             Self::Content => "smelt content key 1",
         }
     }

@@ -356,6 +356,18 @@ impl Plan {
         self.stage(stage).key(KeyDomain::Content, output)
     }
 
+    /// The recipe keys that the stages would have if no device and none of its programs counted: by them one finds what
+    /// others have made of the same recipe.
+    pub fn keys_anywhere(&self) -> Vec<Digest> {
+        let mut keys: Vec<Digest> = Vec::with_capacity(self.len());
+        for stage in &self.stages {
+            let inputs = digests(&stage.inputs, |id| keys[id.0]);
+            let recipe = Recipe { device: &[], tools: &[], ..stage.recipe(&inputs) };
+            keys.push(digest(KeyDomain::Anywhere, &recipe));
+        }
+        keys
+    }
+
     /// The content key of `stage` where its inputs, in order, have these digests, whether or not they are here; `None` where
     /// they are not as many as it has, or have other labels.
     pub fn content_key_of(&self, stage: StageId, inputs: &[(String, Digest)]) -> Option<Digest> {

@@ -321,6 +321,8 @@ pub(crate) struct ExplainFlags {
     pub(crate) pipeline: PipelineFlags,
     /// The stage
     pub(crate) stage: String,
+    #[command(flatten)]
+    pub(crate) fleet: FleetFlags,
     /// Print the explanation as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,5 +1,6 @@
 //! Opens what a fleet needs: its server, whom this machine believes, the key by which it vouches.
 
+pub(crate) mod elsewhere;
 pub(crate) mod pull;
 pub(crate) mod push;
 

@@ -200,6 +200,30 @@ fn what_depends_on_no_device_has_the_keys_it_always_had() {
 }
 
 #[test]
+fn a_key_for_any_device_covers_all_but_the_device() {
+    let keys = |text: &str, sm| built_by(text, &["sm"], &[("sm", sm)]).keys_anywhere();
+    assert_eq!(keys(ENGINE, "87"), keys(ENGINE, "89"));
+    let longer = ENGINE.replace("[stage.d]", "max-seq-len = 99\n[stage.d]");
+    assert_ne!(keys(&longer, "87")[1], keys(ENGINE, "87")[1]);
+    let plan = built_by(ENGINE, &["sm"], &[("sm", "87")]);
+    let recipes = plan.stages().map(|(_, stage)| stage.recipe_key);
+    assert!(recipes.zip(plan.keys_anywhere()).all(|(recipe, anywhere)| recipe != anywhere));
+}
+
+#[test]
+fn a_content_key_follows_from_what_somebody_says_the_inputs_were() {
+    let plan = built_by(ENGINE, &["sm"], &[("sm", "87")]);
+    let id = plan.find("d").unwrap();
+    let output = |id: StageId| Digest::of(&[id.index() as u8]);
+    let labels = plan.stage(id).inputs.iter().map(|input| input.label.clone());
+    let said: Vec<(String, Digest)> = labels.zip(plan.stage(id).needs().map(output)).collect();
+    assert_eq!(plan.content_key_of(id, &said), Some(plan.content_key(id, output)));
+    assert_eq!(plan.content_key_of(id, &said[1..]), None);
+    let turned: Vec<_> = said.into_iter().rev().collect();
+    assert_eq!(plan.content_key_of(id, &turned), None);
+}
+
+#[test]
 fn a_fact_that_the_file_and_the_back_end_name_is_in_the_key_once() {
     let declared = ENGINE.replace(
         "checkpoint = \"c\"\n[stage.d]",

@@ -369,6 +369,10 @@ impl<'a> Pulling<'a> {
             _ if self.is_stopped() => Failed::stopped(),
             PullError::Stopped => Failed::stopped(),
             PullError::Remote(_) => Failed::new(Exit::NotSeen, error),
+            error if error.is_disk_full() => {
+                let message = format!("{error}; free some space, then the same command goes on");
+                Failed::new(Exit::StageFailed, message)
+            }
             _ => Failed::new(Exit::StageFailed, error),
         }
     }
@@ -403,6 +407,7 @@ mod tests {
         Statement {
             key,
             recipes: vec![stage.recipe_key],
+            anywhere: None,
             instance: String::new(),
             tree: files.digest(),
             files,

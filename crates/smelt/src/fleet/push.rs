@@ -118,6 +118,7 @@ pub(crate) struct Shelf<'a> {
     trees: BTreeMap<StageId, Digest>,
     /// The stages whose recipe keys mean nothing to others: what they are made of is not here.
     unread: BTreeSet<StageId>,
+    anywhere: Vec<Digest>,
 }
 
 /// An output and the key that leads to it.
@@ -143,7 +144,14 @@ impl<'a> Shelf<'a> {
                 outputs.push((id, Sealed { key, output }));
             }
         }
-        Ok(Self { plan, inventory: store.inventory()?, outputs, trees, unread })
+        Ok(Self {
+            plan,
+            inventory: store.inventory()?,
+            outputs,
+            trees,
+            unread,
+            anywhere: plan.keys_anywhere(),
+        })
     }
 
     /// The stages whose outputs are here.
@@ -205,6 +213,7 @@ impl<'a> Shelf<'a> {
         let statement = Statement {
             key: sealed.key,
             recipes,
+            anywhere: is_whole.then(|| self.anywhere[id.index()]),
             instance: instance.to_owned(),
             tree: *digest,
             files: manifest.clone(),

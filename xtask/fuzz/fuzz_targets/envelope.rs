@@ -1,0 +1,8 @@
+//! Feeds libFuzzer's bytes to `targets::envelope`.
+
+#![no_main]
+
+#[path = "../targets.rs"]
+mod targets;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::envelope(data));
