@@ -24,9 +24,13 @@ const PIPELINE: &str = "pipelines/demo.toml";
 /// What only what was fetched is made of.
 const MIDDLE: [&str; 3] = ["vision-onnx", "llm-quant", "verify"];
 
-/// `cargo xtask fleet`.
-pub(crate) fn run() -> Result<()> {
+/// `cargo xtask fleet`; whether it could run: the server's wheel is for x86-64 alone.
+pub(crate) fn run() -> Result<bool> {
     println!("\n$ cargo xtask fleet");
+    if cfg!(not(target_arch = "x86_64")) {
+        println!("fleet: not run, since PyPI has buildbox-casd for x86-64 alone");
+        return Ok(false);
+    }
     let (smelt, casd) = (build_smelt()?, casd_program()?);
     let work = target().join("fleet");
     if work.exists() {
@@ -48,12 +52,13 @@ pub(crate) fn run() -> Result<()> {
     other_goes_on_alone(&other)?;
     whoever_is_revoked_is_believed_no_more(&board("late")?, &key)?;
     what_the_server_lost_is_built(&board("lossy")?, &key, server, &casd, &work)?;
-    without_a_server_all_is_built(&board("alone")?, &key)
+    without_a_server_all_is_built(&board("alone")?, &key)?;
+    Ok(true)
 }
 
 /// Brings the server.
 pub(crate) fn fetch() -> Result<()> {
-    casd_program().map(drop)
+    if cfg!(target_arch = "x86_64") { casd_program().map(drop) } else { Ok(()) }
 }
 
 fn builder_publishes(builder: &Board) -> Result<()> {

@@ -173,7 +173,7 @@ fn main() -> ExitCode {
         ["soak", ref rest @ ..] => soak::run(rest),
         ["tidy"] => tidy::run(),
         ["toolchains"] => toolchains::run(),
-        ["fleet"] => fleet::run(),
+        ["fleet"] => fleet::run().map(drop),
         ["transformers"] => transformers::run(),
         ["walks"] => walks::run(walks::Walker::Reader),
         _ => {

@@ -1,12 +1,14 @@
-//! Fetches an output that somebody published: its statement is judged first, then its chunks come, and every file is
-//! compared with what was signed.
+//! Fetches an output that somebody published: its statement is judged first, then its chunks come, each compared with the
+//! list of them.
+//!
+//! Nobody signs that list, since it only says how to fetch: whoever takes the files compares them with the statement's, as
+//! [`smelt_store::Store::seal_fetched`] does.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest as _, Sha256};
 use smelt_store::{Digest, FileEntry};
 
 use crate::chunk::{Chunk, Index, IndexError};
@@ -17,7 +19,7 @@ use crate::remote::{Blob, Key, Remote, RemoteError, plain};
 use crate::trust::Trust;
 
 /// Chunks that are asked for at once: some batches on their way, and as much memory.
-const WINDOW_BYTES: u64 = 16 << 20;
+const WINDOW_BYTES: u64 = 12 << 20;
 /// As a pusher's.
 const STATEMENT_BYTES_MAX: u32 = 4 << 20;
 
@@ -150,8 +152,8 @@ impl Offer {
     /// is gone on with, so at most one chunk of each file comes twice.
     ///
     /// # Errors
-    /// If it cannot be written, or the server has other bytes than those that were signed: the folder is to be kept only where
-    /// the same is fetched into it again.
+    /// If it cannot be written, or the server has other bytes than those that it lists: the folder is to be kept only where the
+    /// same is fetched into it again.
     pub fn fetch(
         &self,
         remote: &dyn Remote,
@@ -197,7 +199,7 @@ impl Fetch<'_> {
                 return Ok(());
             }
             if lacks == 0 {
-                return open.drain(..).try_for_each(|draft| draft.finish(self.remote.name()));
+                return open.drain(..).try_for_each(Draft::finish);
             }
             self.window(open)?;
         }
@@ -231,7 +233,7 @@ impl Fetch<'_> {
             self.tell(bytes)?;
         }
         let whole = open.iter().take_while(|draft| draft.left.is_empty()).count();
-        open.drain(..whole).try_for_each(|draft| draft.finish(self.remote.name()))
+        open.drain(..whole).try_for_each(Draft::finish)
     }
 }
 
@@ -258,7 +260,6 @@ struct Draft<'a> {
     entry: &'a FileEntry,
     path: PathBuf,
     file: File,
-    hasher: Sha256,
     /// Chunks that it lacks.
     left: &'a [Chunk],
     /// Bytes that were there.
@@ -280,7 +281,7 @@ impl<'a> Draft<'a> {
         let mut open = OpenOptions::new();
         open.read(true).write(true).create(true).truncate(false);
         let mut file = open.open(&path).map_err(failed)?;
-        let (mut hasher, mut kept, mut have) = (Sha256::new(), 0, 0);
+        let (mut kept, mut have) = (0, 0);
         let mut buffer = Vec::new();
         for chunk in chunks {
             buffer.clear();
@@ -288,13 +289,12 @@ impl<'a> Draft<'a> {
             if read.is_err() || Chunk::of(&buffer) != *chunk {
                 break;
             }
-            hasher.update(&buffer);
             kept += u64::from(chunk.bytes);
             have += 1;
         }
         file.set_len(kept).map_err(failed)?;
         file.seek(SeekFrom::Start(kept)).map_err(failed)?;
-        Ok(Self { entry, file, hasher, left: &chunks[have..], kept, path })
+        Ok(Self { entry, file, left: &chunks[have..], kept, path })
     }
 
     fn lacks(&self) -> u64 {
@@ -303,22 +303,15 @@ impl<'a> Draft<'a> {
 
     /// Adds the next chunk.
     fn add(&mut self, content: &[u8]) -> Result<(), PullError> {
-        self.hasher.update(content);
         let written = self.file.write_all(content);
         written.map_err(|source| PullError::Write { path: self.path.clone(), source })?;
         self.left = &self.left[1..];
         Ok(())
     }
 
-    /// Compares the whole with what was signed.
-    fn finish(self, server: &str) -> Result<(), PullError> {
-        let Self { entry, path, file, hasher, .. } = self;
-        if Digest::from_bytes(hasher.finalize().into()) != entry.sha256 {
-            // Else it would be kept the next time.
-            let _ = fs::remove_file(&path);
-            let what = format!("{} is not what was signed", entry.path);
-            return Err(PullError::Wrong { server: server.to_owned(), what });
-        }
+    /// Ends a file that has all of its chunks.
+    fn finish(self) -> Result<(), PullError> {
+        let Self { entry, path, file, .. } = self;
         let mode = if entry.executable { 0o755 } else { 0o644 };
         let set = file.set_permissions(Permissions::from_mode(mode));
         set.map_err(|source| PullError::Write { path, source })

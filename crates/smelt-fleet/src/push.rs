@@ -4,6 +4,10 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread;
+
+use smelt_store::{FileEntry, Manifest};
 
 use crate::chunk::{CHUNKS_MAX, Chunk, FileChunks, Index, IndexError, cut};
 use crate::dsse::Envelope;
@@ -11,8 +15,9 @@ use crate::keys::SigningKey;
 use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
 use crate::statement::Statement;
 
-/// Chunks that are read before the server is asked which of them it lacks: one question for 16 MiB, and as much memory.
-const WINDOW_BYTES: usize = 16 << 20;
+/// Chunks that are cut before the server is asked which of them it lacks: one question for 4 MiB, and some times as much
+/// memory, since the next ones are cut meanwhile.
+const WINDOW_BYTES: usize = 4 << 20;
 /// A statement is one blob of one message.  It takes some 300 bytes for each file.
 const STATEMENT_BYTES_MAX: usize = 3 << 20;
 
@@ -80,19 +85,13 @@ pub fn push(
         let text = format!("a statement of {bytes} bytes, for {files} files");
         return Err(too_large(text));
     }
-    let mut sender = Sender::new(remote);
-    let mut files = Vec::new();
-    for entry in statement.files.files() {
-        let path = folder.join(&entry.path);
-        let chunks = sender.send_file(&path, entry.size, told)?;
-        files.push(FileChunks { path: entry.path.clone(), chunks });
-    }
+    let mut sender = Sender { remote, sent: 0 };
+    let files = sender.send_files(&statement.files, folder, told)?;
     let index = Index::new(files);
     let (index_json, chunks) = (index.to_json()?, once(index.chunks()));
-    let index = sender.send(index_json)?;
-    let statement_blob = sender.send(envelope)?;
-    sender.flush()?;
-    let entry = Entry { statement: statement_blob, index, chunks };
+    let [index, envelope] = [index_json, envelope].map(|content| (Blob::of(&content), content));
+    let entry = Entry { statement: envelope.0, index: index.0, chunks };
+    sender.send(vec![index, envelope])?;
     let recipes = statement.recipes.iter().map(|recipe| Key::Recipe(*recipe));
     let own = [Key::Tree(statement.tree), Key::Content(statement.key)];
     let anywhere = statement.anywhere.map(Key::Anywhere);
@@ -108,68 +107,95 @@ fn once(chunks: impl Iterator<Item = Chunk>) -> Vec<Chunk> {
     chunks.filter(|chunk| seen.insert(*chunk)).collect()
 }
 
-/// Gathers chunks and sends those that the server lacks.
-struct Sender<'a> {
-    remote: &'a dyn Remote,
-    window: Vec<(Blob, Vec<u8>)>,
-    held: usize,
-    sent: u64,
-    /// Of all files so far.
-    chunks: usize,
+/// A chunk of a file, which has its number.
+struct Piece {
+    file: usize,
+    chunk: Chunk,
+    content: Vec<u8>,
 }
 
-impl<'a> Sender<'a> {
-    fn new(remote: &'a dyn Remote) -> Self {
-        Self { remote, window: Vec::new(), held: 0, sent: 0, chunks: 0 }
-    }
-
-    /// Cuts a file of so many bytes and sends it.
-    fn send_file(
-        &mut self,
-        path: &Path,
-        bytes: u64,
-        told: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<Vec<Chunk>, PushError> {
-        let failed = |source| PushError::Read { path: path.to_owned(), source };
-        let file = File::open(path).map_err(failed)?;
-        let (mut chunks, mut read) = (Vec::new(), 0);
-        for cut in cut(file, bytes) {
-            let (chunk, data) = cut.map_err(failed)?;
-            read += u64::from(chunk.bytes);
-            chunks.push(chunk);
-            self.chunks += 1;
-            if self.chunks > CHUNKS_MAX {
-                let text = format!("it has more than {CHUNKS_MAX} chunks");
-                return Err(PushError::TooLarge(text));
-            }
-            self.add(chunk, data)?;
-            if !told(u64::from(chunk.bytes)) {
-                return Err(PushError::Stopped);
+/// Cuts files, a window after the other, until all are cut or nobody takes them any more.
+fn cut_files(files: &Manifest, folder: &Path, to: &SyncSender<Result<Vec<Piece>, PushError>>) {
+    let (mut window, mut held) = (Vec::new(), 0);
+    for (file, entry) in files.files().iter().enumerate() {
+        let path = folder.join(&entry.path);
+        let failed = |source| PushError::Read { path: path.clone(), source };
+        let opened = match File::open(&path) {
+            Ok(opened) => opened,
+            Err(error) => return drop(to.send(Err(failed(error)))),
+        };
+        for cut in cut(opened, entry.size) {
+            let (chunk, content) = match cut {
+                Ok(cut) => cut,
+                Err(error) => return drop(to.send(Err(failed(error)))),
+            };
+            held += content.len();
+            window.push(Piece { file, chunk, content });
+            if held >= WINDOW_BYTES {
+                held = 0;
+                if to.send(Ok(std::mem::take(&mut window))).is_err() {
+                    return;
+                }
             }
         }
-        if read == bytes { Ok(chunks) } else { Err(PushError::Changed { path: path.to_owned() }) }
+    }
+    let _ = to.send(Ok(window));
+}
+
+/// Sends what the server lacks.
+struct Sender<'a> {
+    remote: &'a dyn Remote,
+    sent: u64,
+}
+
+impl Sender<'_> {
+    /// Sends the files of an output, which are cut beside that; their chunks.
+    fn send_files(
+        &mut self,
+        files: &Manifest,
+        folder: &Path,
+        told: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Vec<FileChunks>, PushError> {
+        let chunks =
+            |entry: &FileEntry| FileChunks { path: entry.path.clone(), chunks: Vec::new() };
+        let mut all: Vec<FileChunks> = files.files().iter().map(chunks).collect();
+        thread::scope(|scope| {
+            // One window waits here while the one before it is sent.
+            let (to, windows) = sync_channel(0);
+            scope.spawn(move || cut_files(files, folder, &to));
+            windows.into_iter().try_for_each(|window| self.take(window?, &mut all, told))
+        })?;
+        let has_all = |(entry, file): &(&FileEntry, &FileChunks)| {
+            file.chunks.iter().map(|chunk| u64::from(chunk.bytes)).sum::<u64>() == entry.size
+        };
+        match files.files().iter().zip(&all).find(|both| !has_all(both)) {
+            Some((entry, _)) => Err(PushError::Changed { path: folder.join(&entry.path) }),
+            None => Ok(all),
+        }
     }
 
-    fn send(&mut self, content: Vec<u8>) -> Result<Blob, RemoteError> {
-        let blob = Blob::of(&content);
-        self.add(blob, content)?;
-        Ok(blob)
+    /// Notes and sends one window.
+    fn take(
+        &mut self,
+        window: Vec<Piece>,
+        all: &mut [FileChunks],
+        told: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<(), PushError> {
+        let bytes = window.iter().map(|piece| u64::from(piece.chunk.bytes)).sum();
+        window.iter().for_each(|piece| all[piece.file].chunks.push(piece.chunk));
+        if all.iter().map(|file| file.chunks.len()).sum::<usize>() > CHUNKS_MAX {
+            return Err(PushError::TooLarge(format!("it has more than {CHUNKS_MAX} chunks")));
+        }
+        self.send(window.into_iter().map(|piece| (piece.chunk, piece.content)).collect())?;
+        if told(bytes) { Ok(()) } else { Err(PushError::Stopped) }
     }
 
-    fn add(&mut self, blob: Blob, content: Vec<u8>) -> Result<(), RemoteError> {
-        self.held += content.len();
-        self.window.push((blob, content));
-        if self.held < WINDOW_BYTES { Ok(()) } else { self.flush() }
-    }
-
-    fn flush(&mut self) -> Result<(), RemoteError> {
-        let blobs = once(self.window.iter().map(|(blob, _)| *blob));
-        let mut missing: HashSet<Blob> = self.remote.missing(&blobs)?.into_iter().collect();
-        self.window.retain(|(blob, _)| missing.remove(blob));
-        self.remote.write(&self.window)?;
-        self.sent += self.window.iter().map(|(blob, _)| u64::from(blob.bytes)).sum::<u64>();
-        self.window.clear();
-        self.held = 0;
+    fn send(&mut self, mut blobs: Vec<(Blob, Vec<u8>)>) -> Result<(), RemoteError> {
+        let names = once(blobs.iter().map(|(blob, _)| *blob));
+        let mut missing: HashSet<Blob> = self.remote.missing(&names)?.into_iter().collect();
+        blobs.retain(|(blob, _)| missing.remove(blob));
+        self.remote.write(&blobs)?;
+        self.sent += blobs.iter().map(|(blob, _)| u64::from(blob.bytes)).sum::<u64>();
         Ok(())
     }
 }

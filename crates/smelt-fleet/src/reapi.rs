@@ -39,8 +39,14 @@ const BATCH_MAX: Duration = Duration::from_secs(90);
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
 /// Of that, what its blobs' names take.
 const NAMES_BYTES: usize = 256 << 10;
-/// Batches on their way at once: enough to fill a line whose answers take a while, and 16 MiB of memory.
-const BATCHES_MAX: usize = 4;
+/// What a batch holds of it: more is copied more slowly.
+const BATCH_BYTES_MAX: usize = CHUNK_BYTES_MAX;
+/// Batches on their way at once: enough to fill a line whose answers take a while, and 12 MiB of memory.
+const BATCHES_MAX: usize = 8;
+/// Of the batch that it sends: in pieces of 16 KiB, which is usual, each costs as much as copying it.
+const FRAME_BYTES_MAX: u32 = 1 << 20;
+/// What a server may send of a batch before it is told that some of it was taken: all of it.
+const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 /// Digests asked after in one message: some 80 bytes each.
 const ASKED_MAX: usize = 20_000;
 /// How often one call is made, where what went wrong may pass.
@@ -108,7 +114,7 @@ impl Client {
             name: address.to_string(),
             address: address.clone(),
             token,
-            batch_bytes_max: MESSAGE_BYTES_MAX - NAMES_BYTES,
+            batch_bytes_max: BATCH_BYTES_MAX,
             failures: AtomicU32::new(0),
         };
         let capabilities = client.capabilities()?;
@@ -131,7 +137,7 @@ impl Client {
         let updates = cache.action_cache_update_capabilities.unwrap_or_default();
         let most = usize::try_from(cache.max_batch_total_size_bytes).unwrap_or(0);
         let most = if most == 0 { MESSAGE_BYTES_MAX } else { most.min(MESSAGE_BYTES_MAX) };
-        let batch_bytes_max = most.saturating_sub(NAMES_BYTES);
+        let batch_bytes_max = most.saturating_sub(NAMES_BYTES).min(BATCH_BYTES_MAX);
         if batch_bytes_max < CHUNK_BYTES_MAX {
             let least = CHUNK_BYTES_MAX + NAMES_BYTES;
             return Err(
@@ -386,6 +392,9 @@ fn endpoint(
 ) -> Result<Endpoint, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(address.url())?
         .connect_timeout(CONNECT_MAX)
+        .max_frame_size(FRAME_BYTES_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(BATCHES_MAX as u32 * STREAM_WINDOW_BYTES)
         .http2_keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(ASK_MAX)
         .user_agent(concat!("smelt/", env!("CARGO_PKG_VERSION")))?;

@@ -33,8 +33,8 @@ const PLACE_TRIES: u32 = 8;
 /// A directory that cannot be sealed.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
-    /// It came from elsewhere and changed since it was compared.
-    #[error("{} holds other files than those that were fetched", path.display())]
+    /// It came from elsewhere and is something else than was wanted.
+    #[error("what was fetched into {} is not what was signed", path.display())]
     Other {
         /// The directory.
         path: PathBuf,

@@ -4,6 +4,7 @@
 //! the server has, signs and judges, and seals what came.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -22,14 +23,20 @@ const RATE_MIN: f64 = 0.9;
 const CPU_MAX: f64 = 1.3;
 const RSS_MIB_MAX: f64 = 40.0;
 
-/// Four files of 256 MiB that look like noise and are the same everywhere.
+/// A script is part of the key, so that what it makes is shared.
 const PIPELINE: &str = r#"smelt = 1
 name = "large"
 [stage.large]
 kind = "command"
-argv = ["sh", "-c", "for n in 0 1 2 3; do openssl enc -aes-256-ctr -K 0$n -iv 0 </dev/zero 2>/dev/null | head -c 268435456 > $n; done"]
+argv = ["./make.sh"]
 outputs = ["0", "1", "2", "3"]
 "#;
+/// Four files of 256 MiB that look like noise and are the same everywhere.
+const SCRIPT: &str = "#!/bin/sh
+for n in 0 1 2 3; do
+  openssl enc -aes-256-ctr -K 0$n -iv 0 </dev/zero 2>/dev/null | head -c 268435456 >$n
+done
+";
 
 /// `cargo xtask bench fleet [--runs N]`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
@@ -40,6 +47,8 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     fs::write(folder.join("p.toml"), PIPELINE)?;
+    fs::write(folder.join("make.sh"), SCRIPT)?;
+    fs::set_permissions(folder.join("make.sh"), fs::Permissions::from_mode(0o755))?;
     succeed(&mut shell(
         &folder,
         &format!(

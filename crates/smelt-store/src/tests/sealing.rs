@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::script::key;
 use crate::actions::Entry;
+use crate::digest::Digest;
 use crate::disk::Wait;
 use crate::log::{LogError, RECORD_BYTES_MAX};
 use crate::manifest::Manifest;
@@ -301,6 +302,18 @@ fn a_record_over_the_limit_is_refused_before_anything_is_touched() {
     assert_eq!(world.store.bytes_hashed(), 0);
     assert_eq!(fs::read_dir(world.dir.path().join("out")).unwrap().count(), 0);
     seal(largest).unwrap();
+}
+
+#[test]
+fn what_was_fetched_is_sealed_if_it_is_what_was_wanted() {
+    let world = World::new();
+    let work = world.work("a");
+    let tree = world.store.digest_tree(&work).unwrap().digest();
+    let seal = |tree: Digest| world.store.seal_fetched(&key("a"), &work, (json!(null), &[]), &tree);
+    assert!(matches!(seal(key("other")), Err(SealError::Other { .. })));
+    assert_eq!(world.store.lookup(&key("a")).unwrap(), Lookup::Miss);
+    assert_eq!(fs::read_dir(world.dir.path().join("out")).unwrap().count(), 0);
+    assert_eq!(seal(tree).unwrap().digest, tree);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +16,7 @@ use smelt_fleet::remote::{Key, Remote as _};
 use smelt_fleet::statement::{Provenance, Statement};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Digest, Plan, StageId};
-use smelt_store::{Holder, KeyLock, OutputItem, Store};
+use smelt_store::{Holder, KeyLock, OutputItem, SealError, Store};
 
 use super::{Fleet, judging_time, saw_time, with_dependents};
 use crate::console::warn;
@@ -311,6 +312,11 @@ impl<'a> Pulling<'a> {
         match sealed {
             Ok(_) => Ok(()),
             Err(error) if error.is_stopped() => Err(Failed::stopped()),
+            Err(error @ SealError::Other { .. }) => {
+                // Else it would be gone on with.
+                let _ = fs::remove_dir_all(folder);
+                Err(Failed::new(Exit::StageFailed, error))
+            }
             Err(error) => Err(Failed::new(Exit::StageFailed, error)),
         }
     }
