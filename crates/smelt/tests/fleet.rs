@@ -86,6 +86,18 @@ fn a_server_that_is_gone_holds_no_run_up() {
 }
 
 #[test]
+fn an_empty_variable_names_no_fleet() {
+    let world = text_world("llama3-tied-tiny");
+    let mut command = world.command(&["run", "p.toml"]);
+    let run = ended(command.env("SMELT_FLEET", ""));
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert!(!run.stderr.contains("fleet"), "{}", run.stderr);
+    let mut command = world.command(&["run", "p.toml", "--push", "sealed"]);
+    command.env("SMELT_FLEET", nowhere()).env("HOME", world.path(""));
+    refused(&ended(command.env_remove("XDG_CONFIG_HOME")), 2, "keygen");
+}
+
+#[test]
 fn what_a_run_lacks_to_publish_is_found_out_before_it_builds() {
     let world = text_world("llama3-tied-tiny");
     let run = |more: &[&str]| on_board(&world, &[&["run", "p.toml"], more].concat());

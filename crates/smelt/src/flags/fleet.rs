@@ -4,9 +4,16 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
-use smelt_fleet::address::Address;
+use smelt_fleet::address::{Address, NotAnAddress};
 
 use super::PipelineFlags;
+
+/// An address, if one is named: a variable that is empty names none.
+type Named = Option<Address>;
+
+fn address(text: &str) -> Result<Named, NotAnAddress> {
+    if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+}
 
 /// Which server, and who is believed.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
@@ -14,8 +21,9 @@ use super::PipelineFlags;
 #[serde(default)]
 pub(crate) struct FleetFlags {
     /// The server that shares results, as in grpc://10.0.0.5:5200 or grpcs://HOST:PORT/INSTANCE
-    #[arg(long, value_name = "ADDRESS", env = "SMELT_FLEET")]
-    pub(crate) fleet: Option<Address>,
+    #[arg(long, value_name = "ADDRESS", env = "SMELT_FLEET", value_parser = address)]
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) fleet: Named,
     /// Whose results are taken (default: trust.toml in ~/.config/smelt)
     #[arg(long, value_name = "FILE", env = "SMELT_FLEET_TRUST")]
     pub(crate) fleet_trust: Option<PathBuf>,
