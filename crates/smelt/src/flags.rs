@@ -51,7 +51,7 @@ pub(crate) use doctor::DoctorFlags;
 pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
 pub(crate) use fleet::{
     FleetCommand, FleetFlags, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, ProvenanceFlags,
-    PullFlags, Push, PushFlags, TrustFlags, UntrustFlags,
+    Push, ShareFlags, TrustFlags, UntrustFlags,
 };
 pub(crate) use image_options::ImageFlags;
 #[cfg(feature = "build")]

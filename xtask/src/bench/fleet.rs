@@ -13,7 +13,8 @@ use super::bundle::{shell, words};
 use super::measure::{self, Figures};
 use super::{parse, succeed};
 use crate::ci::cargo;
-use crate::fleet::{Casd, casd_program, free_port, python};
+use crate::fleet::{Casd, casd_program, python};
+use crate::server::free_port;
 use crate::{root, target};
 
 /// Runs of each side when `--runs` does not say.

@@ -19,8 +19,8 @@ use smelt_store::Wait;
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{
-    FleetCommand, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, ProvenanceFlags, PullFlags,
-    PushFlags, TrustFlags, UntrustFlags,
+    FleetCommand, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, ProvenanceFlags, ShareFlags,
+    TrustFlags, UntrustFlags,
 };
 use crate::fleet::pull::{self, Pulled, Wanted};
 use crate::fleet::push::{self, Outcome, Shelf, push_each};
@@ -208,7 +208,7 @@ pub(crate) fn provenance(flags: &ProvenanceFlags) -> Result<Exit, Failed> {
 }
 
 /// `smelt cache push PIPELINE`.
-pub(crate) fn push(flags: &PushFlags) -> Result<Exit, Failed> {
+pub(crate) fn push(flags: &ShareFlags) -> Result<Exit, Failed> {
     let stop = stop_flag()?;
     let (fleet, signer) = (Fleet::open(&flags.fleet, &stop)?, signer(&flags.fleet)?);
     let loaded = load::plan(&flags.pipeline, Access::Use)?;
@@ -252,7 +252,7 @@ pub(crate) fn pushed_table(loaded: &Loaded, outcomes: &[(StageId, Outcome)]) -> 
 }
 
 /// `smelt cache pull PIPELINE`.
-pub(crate) fn pull(flags: &PullFlags) -> Result<Exit, Failed> {
+pub(crate) fn pull(flags: &ShareFlags) -> Result<Exit, Failed> {
     let stop = stop_flag()?;
     let fleet = Fleet::open(&flags.fleet, &stop)?;
     let loaded = load::plan(&flags.pipeline, Access::Build(Wait::Yes, stop.clone(), None))?;

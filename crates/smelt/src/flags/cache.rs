@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use smelt_plan::quantity;
 
-use super::{PullFlags, PushFlags};
+use super::ShareFlags;
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum CacheCommand {
@@ -24,9 +24,9 @@ pub(crate) enum CacheCommand {
     /// List the outputs that are pinned
     Pins(PinsFlags),
     /// Publish outputs of a pipeline to the fleet, signed
-    Push(PushFlags),
+    Push(ShareFlags),
     /// Take from the fleet what a pipeline would else build, only as far as something needs it
-    Pull(PullFlags),
+    Pull(ShareFlags),
 }
 
 #[derive(Debug, Args)]

@@ -65,22 +65,9 @@ pub(crate) enum Push {
     Verified,
 }
 
+/// What is published or taken, and where.
 #[derive(Debug, Args)]
-pub(crate) struct PushFlags {
-    #[command(flatten)]
-    pub(crate) pipeline: PipelineFlags,
-    #[command(flatten)]
-    pub(crate) fleet: FleetFlags,
-    /// Only this stage, and what its output is nothing without (may be given several times)
-    #[arg(long, value_name = "STAGE")]
-    pub(crate) only: Vec<String>,
-    /// Print one JSON document
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct PullFlags {
+pub(crate) struct ShareFlags {
     #[command(flatten)]
     pub(crate) pipeline: PipelineFlags,
     #[command(flatten)]

@@ -13,7 +13,7 @@ use smelt_fleet::remote::{Key, Remote as _};
 use smelt_fleet::statement::{Provenance, Statement, from_rfc3339};
 use smelt_plan::plan::{From, Stage};
 use smelt_plan::{Digest, Kind, Plan, StageId};
-use smelt_store::{Inventory, Location, Lookup, Output};
+use smelt_store::{Inventory, Location, Lookup, Output, RunId};
 
 use super::pull::FLEET;
 use super::{Fleet, now, with_dependents};
@@ -253,12 +253,10 @@ impl<'a> Shelf<'a> {
     }
 }
 
-/// When a run began, in seconds of the Unix era, by its name: `YYYYMMDD-HHMMSS-xxxx`.
+/// When a run began, in seconds of the Unix era, by its name.
 fn began(run: &str) -> Option<u64> {
-    let part = |from: usize, to: usize| run.get(from..to);
-    let date = [part(0, 4)?, part(4, 6)?, part(6, 8)?].join("-");
-    let time = [part(9, 11)?, part(11, 13)?, part(13, 15)?].join(":");
-    from_rfc3339(&format!("{date}T{time}Z"))
+    let run: RunId = run.parse().ok()?;
+    from_rfc3339(&(run.began().replace(' ', "T") + "Z"))
 }
 
 /// A record without what is true of this machine alone: its folders.
@@ -279,4 +277,16 @@ pub(crate) fn exit_of(outcomes: &[(StageId, Outcome)]) -> Exit {
         _ => None,
     });
     failed.next().unwrap_or(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runs_name_says_when_it_began() {
+        assert_eq!(began("20261128-132500-4e21"), Some(1_795_872_300));
+        assert_eq!(began(""), None);
+        assert_eq!(began("warm-up"), None);
+    }
 }
