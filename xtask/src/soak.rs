@@ -1,9 +1,9 @@
 //! Runs the sweeps of `ci` without their bounds: follows README with the smelt that it builds, compiles every kernel, fails
-//! disks at every call, checks stores beside builds ten thousand times, shows pictures of all shapes to models
-//! and shipped pipelines of true size, sends a server ten thousand requests, asks what llama.cpp is asked, opens with
-//! transformers what is packed for it, runs the tests of the engine under sanitizers, exhausts contiguous memory, attacks
-//! stages under another kernel, cuts power, runs every fuzz target for a minute, and changes what decides to see that tests
-//! notice.
+//! disks at every call, checks stores beside builds ten thousand times, rounds a model by every method, kills at every system
+//! call, shows pictures of all shapes to models and shipped pipelines of true size, sends a server ten thousand requests, asks
+//! what llama.cpp is asked, opens with transformers what is packed for it, runs the tests of the engine under sanitizers,
+//! exhausts contiguous memory, attacks stages under another kernel, cuts power, runs every fuzz target for a minute, and
+//! changes what decides to see that tests notice.
 
 use std::time::Instant;
 
@@ -22,7 +22,7 @@ const SOAK: (&str, &str) = ("SMELT_SOAK", "1");
 const SMELT: &str = "smelt-integration";
 const RUNTIME: &str = "smelt-runtime-integration";
 
-const SWEEPS: [(&str, &[&str]); 9] = [
+const SWEEPS: [(&str, &[&str]); 11] = [
     ("schedules", &["test", "--locked", "-p", "smelt-plan", "any_world", "--", "--nocapture"]),
     ("store", &["test", "--locked", "-p", "smelt-store", "--", "--nocapture"]),
     ("whole runs", &["test", "--locked", "-p", "smelt-exec", "every_world", "--", "--nocapture"]),
@@ -57,6 +57,8 @@ const SWEEPS: [(&str, &[&str]); 9] = [
             "--ignored",
         ],
     ),
+    ("ways to four bits", &["test", "--locked", "-p", "smelt", "--test", SMELT, "quantization::"]),
+    ("kills", &["test", "--locked", "-p", "smelt", "--test", SMELT, "kill_points::"]),
     ("damaged engines", &["test", "--locked", "-p", "smelt", "--test", SMELT, "verify::"]),
     ("failing disks", &["test", "--locked", "-p", "smelt", "--test", SMELT, "failing_disk::"]),
     (

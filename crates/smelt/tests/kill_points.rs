@@ -34,14 +34,16 @@ fn injection((call, nth): &Point) -> String {
 
 const SMELT: [&str; 3] = [env!("CARGO_BIN_EXE_smelt"), "run", "p.toml"];
 
-/// Kills at every point of `smelt run`, as seen with these flags of strace.
-fn sweep(what: &str, follow: &[&str]) {
+/// Kills at each point of `smelt run`, as seen with these flags of strace; without `SMELT_SOAK` at one of so many.
+fn sweep(what: &str, follow: &[&str], one_of: usize) {
+    let step = if std::env::var_os("SMELT_SOAK").is_some() { 1 } else { one_of };
     let points = points(&world(), follow, CALLS, &SMELT);
+    let points: Vec<Point> = points.into_iter().step_by(step).collect();
     let killed = points.iter().filter(|point| kill_and_finish(point, follow)).count();
     println!("{what}: killed at {killed} of {} points", points.len());
     // How often the attempt's thread samples /proc depends on the machine, so the last calls of a
     // kind may not come; then nothing was killed, and the point does not count.
-    assert!(killed >= 120 && killed * 10 >= points.len() * 6, "{what}: only {killed} kills");
+    assert!(killed >= 120 / step && killed * 10 >= points.len() * 6, "{what}: only {killed} kills");
 }
 
 /// Whether anything was killed; whatever it was, the store is sound and the run can be finished.
@@ -89,12 +91,13 @@ fn check_visible(world: &World, point: &Point) -> BTreeSet<String> {
 
 #[test]
 fn the_supervisor_killed_at_its_own_system_calls() {
-    sweep("supervisor", &[]);
+    sweep("supervisor", &[], 1);
 }
 
 #[test]
 fn whichever_thread_or_process_makes_the_call_first() {
-    sweep("all together", &["-f"]);
+    // Most points are the supervisor's own.
+    sweep("all together", &["-f"], 2);
 }
 
 /// The stage's own program is run under strace, so that it alone is killed.
