@@ -1,4 +1,4 @@
-//! Where a server of results is, as a person writes it: `grpc://HOST:PORT`, and which of its results are meant.
+//! Where the servers of a fleet are, as a person writes it: `grpc://HOST:PORT`, and which of its results are meant.
 
 use std::fmt;
 use std::str::FromStr;
@@ -49,13 +49,7 @@ impl FromStr for Address {
             _ => return Err(not("its scheme is another one")),
         };
         let (host, instance) = rest.split_once('/').unwrap_or((rest, ""));
-        let (name, port) = host.rsplit_once(':').ok_or(not("it has no port"))?;
-        if name.is_empty() || name.contains(['@', '?', '#', ' ']) {
-            return Err(not("its host is no name"));
-        }
-        if port.parse::<u16>().map_or(true, |port| port == 0) {
-            return Err(not("its port is none from 1 to 65535"));
-        }
+        check_host(host).map_err(not)?;
         let instance = instance.trim_end_matches('/');
         let is_odd = |one: char| one.is_control() || one.is_whitespace();
         if instance.len() > INSTANCE_BYTES_MAX || instance.contains(is_odd) {
@@ -87,6 +81,74 @@ impl fmt::Display for Address {
     }
 }
 
+/// `nats://HOST:PORT`, or `tls://HOST:PORT`: where leases are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct LockAddress {
+    /// By TLS.
+    pub is_secure: bool,
+    /// `HOST:PORT`.
+    pub host: String,
+}
+
+/// A text that is no such address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is no address of a lock server: {problem}; write nats://HOST:PORT or tls://HOST:PORT"
+)]
+pub struct NotALockAddress {
+    text: String,
+    problem: &'static str,
+}
+
+impl FromStr for LockAddress {
+    type Err = NotALockAddress;
+
+    fn from_str(text: &str) -> Result<Self, NotALockAddress> {
+        let not = |problem| NotALockAddress { text: text.to_owned(), problem };
+        let (scheme, host) = text.split_once("://").ok_or(not("it has no scheme"))?;
+        let is_secure = match scheme {
+            "nats" => false,
+            "tls" => true,
+            _ => return Err(not("its scheme is another one")),
+        };
+        check_host(host).map_err(not)?;
+        Ok(Self { is_secure, host: host.to_owned() })
+    }
+}
+
+impl fmt::Display for LockAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}", if self.is_secure { "tls" } else { "nats" }, self.host)
+    }
+}
+
+impl TryFrom<String> for LockAddress {
+    type Error = NotALockAddress;
+
+    fn try_from(text: String) -> Result<Self, NotALockAddress> {
+        text.parse()
+    }
+}
+
+impl From<LockAddress> for String {
+    fn from(address: LockAddress) -> Self {
+        address.to_string()
+    }
+}
+
+/// Why a text is no `HOST:PORT`.
+fn check_host(host: &str) -> Result<(), &'static str> {
+    let (name, port) = host.rsplit_once(':').ok_or("it has no port")?;
+    if name.is_empty() || name.contains(['@', '?', '#', ' ', '/']) {
+        return Err("its host is no name");
+    }
+    match port.parse::<u16>() {
+        Ok(1..) => Ok(()),
+        _ => Err("its port is none from 1 to 65535"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,6 +166,24 @@ mod tests {
         assert_eq!(parts("grpc://10.0.0.1:5200"), expect(false, "10.0.0.1:5200", ""));
         assert_eq!(parts("grpcs://cache.lan:443/a/b"), expect(true, "cache.lan:443", "a/b"));
         assert_eq!(parts("grpc://[::1]:5200"), expect(false, "[::1]:5200", ""));
+    }
+
+    #[test]
+    fn a_lock_server_has_a_port_and_no_secret() {
+        for (text, is_secure) in [("nats://10.0.0.1:4222", false), ("tls://lock.lan:4222", true)] {
+            let address: LockAddress = text.parse().unwrap();
+            assert_eq!((address.is_secure, address.to_string().as_str()), (is_secure, text));
+        }
+        for (text, problem) in [
+            ("lock:4222", "it has no scheme"),
+            ("grpc://lock:4222", "its scheme is another one"),
+            ("nats://lock", "it has no port"),
+            ("nats://token@lock:4222", "its host is no name"),
+            ("nats://lock:4222/more", "its port is none"),
+        ] {
+            let error = text.parse::<LockAddress>().unwrap_err().to_string();
+            assert!(error.contains(problem) && error.contains("nats://HOST:PORT"), "{error}");
+        }
     }
 
     #[test]

@@ -28,6 +28,8 @@ const STATEMENT_BYTES_MAX: u32 = 4 << 20;
 pub struct Offer {
     /// Who says what of it.
     pub vouched: Vouched,
+    /// The same as it was signed, to be judged again later.
+    pub envelope: Envelope,
     index: Index,
 }
 
@@ -110,17 +112,18 @@ pub fn offer(
         return Err(PullError::Wrong { server: server(), what });
     }
     let [statement, index] = [(entry.statement, "statement"), (entry.index, "list of chunks")];
-    let envelope = Envelope::from_json(&blob(remote, statement.0, statement.1)?);
+    let json = blob(remote, statement.0, statement.1)?;
     let wrong = |what: String| PullError::Wrong { server: server(), what: plain(&what) };
     let odd = |error: DsseError| wrong(error.to_string());
     let asked = Asked { key, instance: remote.instance(), least: 1 };
-    let judged = judge(trust, &envelope.map_err(odd)?, &asked, now);
+    let envelope = Envelope::from_json(&json).map_err(odd)?;
+    let judged = judge(trust, &envelope, &asked, now);
     let refused = |refusal| PullError::Refused { server: server(), refusal };
     let vouched = judged.map_err(refused)?;
     let odd = |error: IndexError| wrong(error.to_string());
     let json = blob(remote, index.0, index.1)?;
     let index = Index::read(&json, &vouched.statement.files).map_err(odd)?;
-    Ok(Some(Offer { vouched, index }))
+    Ok(Some(Offer { vouched, envelope, index }))
 }
 
 /// One blob that is what it is called.

@@ -92,6 +92,9 @@ pub fn push(
     let [index, envelope] = [index_json, envelope].map(|content| (Blob::of(&content), content));
     let entry = Entry { statement: envelope.0, index: index.0, chunks };
     sender.send(vec![index, envelope])?;
+    if !told(0) {
+        return Err(PushError::Stopped);
+    }
     let recipes = statement.recipes.iter().map(|recipe| Key::Recipe(*recipe));
     let own = [Key::Tree(statement.tree), Key::Content(statement.key)];
     let anywhere = statement.anywhere.map(Key::Anywhere);

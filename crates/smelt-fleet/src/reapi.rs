@@ -22,7 +22,7 @@ use tonic::{Code, Request, Status};
 
 use crate::address::Address;
 use crate::chunk::CHUNK_BYTES_MAX;
-use crate::remote::{Blob, Entry, Key, Remote, RemoteError, plain};
+use crate::remote::{Blob, Entry, Key, Remote, RemoteError, plain, told};
 
 use api::action_cache_client::ActionCacheClient;
 use api::capabilities_client::CapabilitiesClient;
@@ -514,17 +514,6 @@ fn problem(status: &Status) -> String {
     let is_own = text.contains("UnknownIssuer");
     let cure = if is_own { "; --fleet-ca names an authority of your own" } else { cure };
     format!("{text}{cure}")
-}
-
-/// An error and what is behind it.
-fn told(error: &(dyn Error + 'static)) -> String {
-    let (mut words, mut next) = (Vec::new(), Some(error));
-    while let Some(error) = next {
-        words.push(error.to_string());
-        next = error.source();
-    }
-    words.dedup();
-    words.join(": ")
 }
 
 /// In order, as many in each as one message takes; one that is larger by itself goes alone.

@@ -1,5 +1,7 @@
 //! What a server of results is asked, and what it answers: blobs by their digests, and an entry for each key.
 
+use std::error::Error;
+
 use smelt_store::Digest;
 
 use crate::chunk::Chunk;
@@ -72,6 +74,17 @@ pub struct RemoteError {
 pub(crate) fn plain(text: &str) -> String {
     let plain = text.chars().map(|one| if one.is_control() { '\u{FFFD}' } else { one });
     plain.take(TOLD_MAX).collect()
+}
+
+/// An error and what is behind it.
+pub(crate) fn told(error: &(dyn Error + 'static)) -> String {
+    let (mut words, mut next) = (Vec::new(), Some(error));
+    while let Some(error) = next {
+        words.push(error.to_string());
+        next = error.source();
+    }
+    words.dedup();
+    words.join(": ")
 }
 
 /// A server of results.

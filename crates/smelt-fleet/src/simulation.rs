@@ -1,5 +1,7 @@
 //! Pushes to and pulls from a server in memory that goes wrong when it is told to.
 
+mod worlds;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -31,6 +33,8 @@ struct Server {
     fails_at: Cell<u64>,
     /// Bytes that went either way.
     moved: Cell<u64>,
+    /// It has removed blobs.
+    has_forgotten: Cell<bool>,
 }
 
 impl Server {
@@ -49,13 +53,26 @@ impl Server {
         self.moved.set(0);
     }
 
+    /// Whether all of an entry is there.
+    fn has(&self, entry: &Entry) -> bool {
+        let has = |blob: &Blob| self.blobs.borrow().contains_key(&blob.digest);
+        has(&entry.statement) && has(&entry.index) && entry.chunks.iter().all(has)
+    }
+
     /// Entries that lack something of theirs.
     fn dangling(&self) -> usize {
-        let has = |blob: &Blob| self.blobs.borrow().contains_key(&blob.digest);
-        let is_whole = |entry: &Entry| {
-            has(&entry.statement) && has(&entry.index) && entry.chunks.iter().all(has)
-        };
-        self.entries.borrow().values().filter(|entry| !is_whole(entry)).count()
+        self.entries.borrow().values().filter(|entry| !self.has(entry)).count()
+    }
+
+    /// Removes some of its blobs, as a server does that has too many.
+    fn forget(&self, luck: &mut Random) {
+        self.has_forgotten.set(true);
+        // In an order that a seed gives again.
+        let mut names: Vec<Digest> = self.blobs.borrow().keys().copied().collect();
+        names.sort_unstable();
+        for name in names.into_iter().filter(|_| luck.below(4) == 0) {
+            self.blobs.borrow_mut().remove(&name);
+        }
     }
 
     fn put(&self, content: Vec<u8>) -> Blob {
