@@ -12,7 +12,7 @@ use crate::kind::Kind;
 
 /// A stage alone waits so long for memory that other programs hold.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the kernel and everybody else keep in any case.
+/// What the kernel and everybody else keep in any case, where nobody asks for more.
 const RESERVE_BYTES: u64 = 32 << 20;
 
 /// What a stage is expected to take at most.
@@ -75,6 +75,8 @@ pub struct Room {
     pub promised_bytes: u64,
     /// What servers may take besides what they have.
     pub served_bytes: u64,
+    /// What the user wants to stay free for other programs.
+    pub kept_bytes: u64,
     /// How many attempts run.
     pub running: usize,
 }
@@ -84,6 +86,11 @@ impl Room {
     pub fn free_bytes(&self) -> u64 {
         let promised = self.promised_bytes.saturating_add(self.served_bytes);
         self.available_bytes.saturating_sub(promised)
+    }
+
+    /// What there must be for a stage, with what stays free beside it.
+    fn needed_bytes(&self, forecast: Forecast) -> u64 {
+        forecast.bytes.saturating_add(self.kept_bytes.max(RESERVE_BYTES))
     }
 }
 
@@ -111,7 +118,7 @@ pub enum Lack {
 
 /// Decides for a stage that has `waited` so long.
 pub fn admit(forecast: Forecast, room: &Room, waited: Duration) -> Admission {
-    let need = forecast.bytes.saturating_add(RESERVE_BYTES);
+    let need = room.needed_bytes(forecast);
     if need <= room.free_bytes() {
         return Admission::Start;
     }
@@ -135,7 +142,7 @@ pub fn admit(forecast: Forecast, room: &Room, waited: Duration) -> Admission {
 /// Why a stage was refused, and what would help, in one line; `servers` is who may take `served_bytes`.
 pub fn refusal(kind: Kind, forecast: Forecast, room: &Room, lack: Lack, servers: &str) -> String {
     let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
-    let need = forecast.bytes.saturating_add(RESERVE_BYTES);
+    let need = room.needed_bytes(forecast);
     let (has, helps) = match lack {
         Lack::Device => {
             let all = room.total_bytes.saturating_add(room.swap_total_bytes);
@@ -172,8 +179,12 @@ pub fn refusal(kind: Kind, forecast: Forecast, room: &Room, lack: Lack, servers:
             "ending that server, or starting it with less (--memory, --kv-memory)".to_owned(),
         ),
     };
+    let kept = match room.kept_bytes {
+        0 => String::new(),
+        kept => format!(", {} are to stay free (--keep-free)", mib(kept)),
+    };
     format!(
-        "not started: it needs {} ({}), and {has}; what helps: {helps}; to try all the same, run \
+        "not started: it needs {} ({}){kept}, and {has}; what helps: {helps}; to try all the same, run \
          with --overcommit",
         mib(forecast.bytes),
         forecast.basis.name()
@@ -194,6 +205,7 @@ mod tests {
             swap_free_bytes: 400 * MIB,
             promised_bytes: promised * MIB,
             served_bytes: 0,
+            kept_bytes: 0,
             running,
         }
     }
@@ -247,6 +259,22 @@ mod tests {
         check(1200, Learned, beside(70, room(600, 0, 0)), 60, Refuse(Lack::Others));
         check(1600, Learned, beside(70, room(900, 0, 0)), 0, Refuse(Lack::Device));
         check(1, Declared, beside(u64::MAX / MIB, room(600, 1, 0)), 0, Wait);
+    }
+
+    #[test]
+    fn what_is_to_stay_free_stays_free() {
+        let keeping = |kept: u64, room: Room| Room { kept_bytes: kept * MIB, ..room };
+        check(500, Learned, keeping(100, room(600, 1, 0)), 0, Start);
+        check(500, Learned, keeping(101, room(600, 1, 0)), 0, Wait);
+        // It stands for what smelt leaves by itself.
+        check(500, Learned, keeping(1, room(532, 1, 0)), 0, Start);
+        check(500, Learned, keeping(1, room(531, 1, 0)), 0, Wait);
+        check(900, Learned, keeping(601, room(600, 0, 0)), 0, Refuse(Lack::Device));
+        let forecast = Forecast { bytes: 900 * MIB, basis: Learned };
+        let text =
+            refusal(Kind::Command, forecast, &keeping(601, room(600, 0, 0)), Lack::Device, "");
+        assert!(text.contains("(as the last time), 601 MiB are to stay free"), "{text}");
+        assert!(text.contains("1 MiB more swap"), "{text}");
     }
 
     #[test]

@@ -48,11 +48,14 @@ pub const ATTEMPTS_MAX: u64 = 16;
 pub(crate) const ROOT_KEYS: &[&str] = &["smelt", "name", "params", "resources", "stage", STRICT];
 /// What every stage may have, whatever its kind.
 pub(crate) const COMMON_KEYS: &[&str] =
-    &["kind", "limits", "retry", "matrix", "resources", "device", ON, SURVIVES_KILLS];
+    &["kind", "limits", "retry", "matrix", "resources", "device", ON, SURVIVES_KILLS, SHARE];
 /// Which side builds a stage.
 pub(crate) const ON: &str = "on";
 /// Whether a stage may be kept of which the kernel killed a process for want of memory.
 pub(crate) const SURVIVES_KILLS: &str = "survives-kills";
+
+/// Whether a stage's result is shared with a fleet.
+pub(crate) const SHARE: &str = "share";
 
 /// A pipeline file, read and checked but not yet ordered.
 #[derive(Debug, Clone, PartialEq)]
@@ -93,6 +96,8 @@ pub struct StageSpec {
     /// It minds the kills of its children itself, so what it makes after one is kept.  Enters no key,
     /// as limits do not.
     pub survives_kills: bool,
+    /// Whether its result is shared with a fleet, where it says so.  Enters no key.
+    pub share: Option<bool>,
 }
 
 impl StageSpec {
@@ -439,6 +444,7 @@ fn read_stage(
         retry,
         on: read_side(&table)?,
         survives_kills: retry::is_set(&table, SURVIVES_KILLS)?,
+        share: retry::flag(&table, SHARE)?,
     })
 }
 

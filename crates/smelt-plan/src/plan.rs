@@ -125,6 +125,8 @@ pub struct Stage {
     pub on: Option<Side>,
     /// It minds the kills of its children itself.
     pub survives_kills: bool,
+    /// Whether its result is shared with a fleet, where it says so.
+    pub share: Option<bool>,
     /// The key of the whole sub-recipe, known without running anything.
     pub recipe_key: Digest,
     /// The key of what the pipeline file says of the stage, whatever is on this machine; `None` where no stage of the
@@ -220,6 +222,7 @@ fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins
         retry: spec.retry,
         on: spec.on,
         survives_kills: spec.survives_kills,
+        share: spec.share,
         recipe_key: Digest::from_bytes([0; 32]),
         spec_key: None,
     }
@@ -406,6 +409,12 @@ impl Stage {
     /// Whether it makes the same bytes from the same inputs; `None` where that is a program's affair.
     pub fn is_reproducible(&self) -> Option<bool> {
         if self.kind.is_measured(&self.params) { Some(false) } else { self.kind.is_reproducible() }
+    }
+
+    /// Whether others may have its result.  Unless it says so, that of a program which is not in its key is not shared: another
+    /// machine would take it for what another program makes.
+    pub fn is_shared(&self) -> bool {
+        self.share.unwrap_or(self.kind != Kind::Command || !self.tools.is_empty())
     }
 
     fn recipe<'a>(&'a self, inputs: &'a [(&'a str, Digest)]) -> Recipe<'a> {

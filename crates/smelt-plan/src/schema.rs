@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::device::FACTS;
 use crate::kind::{Absent, Field, Kind, STRICT, Takes};
-use crate::pipeline::{ATTEMPTS_MAX, FORMAT, ON, SURVIVES_KILLS};
+use crate::pipeline::{ATTEMPTS_MAX, FORMAT, ON, SHARE, SURVIVES_KILLS};
 use crate::side::Side;
 use crate::tokens::DEVICES_MAX;
 
@@ -80,6 +80,7 @@ fn stage(kind: Kind) -> Value {
     properties.insert("resources".to_owned(), resources());
     properties.insert(ON.to_owned(), on());
     properties.insert(SURVIVES_KILLS.to_owned(), survives_kills());
+    properties.insert(SHARE.to_owned(), share());
     let needed = fields.iter().filter(|field| field.absent == Absent::Refused);
     let required: Vec<&str> = needed.map(|field| field.name).collect();
     json!({
@@ -130,6 +131,13 @@ fn survives_kills() -> Value {
     json!({
         "type": "boolean",
         "description": "what it makes is kept although the kernel killed a process of it for want of memory: it minds its children itself",
+    })
+}
+
+fn share() -> Value {
+    json!({
+        "type": "boolean",
+        "description": "whether its result is shared with a fleet: usual for all but a command whose program is not in its key",
     })
 }
 

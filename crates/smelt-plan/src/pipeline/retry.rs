@@ -139,6 +139,12 @@ fn size(item: &Item<'_>, scope: &Scope<'_>) -> Result<u64, PipelineError> {
 
 /// A key that is `true` or `false`, and false where it is not there.
 pub(super) fn is_set(table: &Table<'_>, key: &'static str) -> Result<bool, PipelineError> {
-    let Some(item) = table.get(key) else { return Ok(false) };
-    item.value.as_bool().ok_or_else(|| item.error(format!("\"{key}\" must be true or false")))
+    Ok(flag(table, key)?.unwrap_or(false))
+}
+
+/// A key that is `true` or `false`, where it is there.
+pub(super) fn flag(table: &Table<'_>, key: &'static str) -> Result<Option<bool>, PipelineError> {
+    let Some(item) = table.get(key) else { return Ok(None) };
+    let is_set = item.value.as_bool();
+    is_set.map(Some).ok_or_else(|| item.error(format!("\"{key}\" must be true or false")))
 }
