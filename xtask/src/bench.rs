@@ -10,6 +10,7 @@ mod cases;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod film;
+pub(crate) mod first;
 pub(crate) mod fit;
 pub(crate) mod fleet;
 mod inputs;

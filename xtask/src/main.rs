@@ -41,7 +41,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench bundle|bench fleet|bench router|bench upstream|cma|conformance|cuda|demo|fit|fleet|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench first|bench bundle|bench fleet|bench router|bench upstream|cma|conformance|cuda|demo|fit|fleet|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -71,6 +71,8 @@ const USAGE: &str =
          moving 2 GiB of sealed output beside tar and sha256sum
   bench film [--runs N] [minute] [small-minute] [ten-minutes]
          what showing a film takes beside ffmpeg that decodes it
+  bench first [--runs N]
+         from a command to its first answer: smelt chat of a GGUF file, and llama-server; builds that
   bench upstream [--runs N]
          llama-server alone and behind smelt serve, one stream; builds llama-server
   bench router [--questions N] [--smoke]
@@ -152,6 +154,7 @@ fn main() -> ExitCode {
         ["bench", "bundle", ref rest @ ..] => bench::bundle::run(rest),
         ["bench", "fleet", ref rest @ ..] => bench::fleet::run(rest),
         ["bench", "film", ref rest @ ..] => bench::film::run(rest),
+        ["bench", "first", ref rest @ ..] => bench::first::run(rest),
         ["bench", "router", ref rest @ ..] => bench::router::run(rest),
         ["bench", "upstream", ref rest @ ..] => bench::upstream::run(rest),
         // Started by `bench workflow`, and measured.

@@ -42,7 +42,7 @@ impl Server {
             if health.starts_with("HTTP/1.1 200") {
                 return Ok(());
             }
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(20));
         }
         bail!("it was not ready within {} s", START.as_secs());
     }
@@ -73,12 +73,25 @@ pub(crate) fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
+/// What the server says to a question in JSON, status and headers too.
+pub(crate) fn http_post(port: u16, path: &str, body: &str) -> std::io::Result<String> {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: {}",
+        body.len()
+    );
+    http(port, &head, body, Duration::from_secs(60))
+}
+
 /// What the server says to a request, status and headers too.
 pub(crate) fn http_get(port: u16, path: &str) -> std::io::Result<String> {
+    http(port, &format!("GET {path} HTTP/1.1"), "", Duration::from_secs(5))
+}
+
+fn http(port: u16, head: &str, body: &str, patience: Duration) -> std::io::Result<String> {
     use std::io::{Read as _, Write as _};
     let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    stream.set_read_timeout(Some(patience))?;
+    write!(stream, "{head}\r\nHost: localhost\r\nConnection: close\r\n\r\n{body}")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     Ok(text)
