@@ -144,6 +144,8 @@ pub struct Runner<'a> {
     pub forecasts: &'a dyn Fn(&Task<'_>) -> Option<Forecast>,
     /// Stages start whatever they are expected to take.
     pub overcommit: bool,
+    /// Bytes of memory that stages leave to other programs.
+    pub kept_bytes: u64,
     /// Where the machine's tokens are, which all runs share; without it they are lent within this run.
     pub tokens: Option<PathBuf>,
     /// The higher, the sooner it gets tokens that others wait for; see [`crate::lending::PRIORITY_MAX`].

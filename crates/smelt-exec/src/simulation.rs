@@ -498,6 +498,7 @@ fn run(
         signatures: &world.signatures,
         forecasts: &|task| forecasts.get(&task.id).copied(),
         overcommit: false,
+        kept_bytes: 0,
         must_hold: false,
         tokens: None,
         priority: 0,

@@ -61,8 +61,8 @@ pub(crate) use serve::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
 #[cfg(feature = "build")]
 pub(crate) use show::ResumeFlags;
 pub(crate) use show::{
-    CompletionsFlags, ForgetFlags, GraphFlags, GraphFormat, ListFlags, ManFlags, ReportFlags,
-    RmFlags, RunsCommand, RunsFlags,
+    CompletionsFlags, ConfigFlags, ForgetFlags, GraphFlags, GraphFormat, ListFlags, ManFlags,
+    ReportFlags, RmFlags, RunsCommand, RunsFlags,
 };
 pub(crate) use watch::WatchFlags;
 
@@ -78,14 +78,17 @@ Environment:
   HF_ENDPOINT     The hub that hf: means, as in a mirror (default: https://huggingface.co)
   HF_TOKEN        The token for gated and private models
   HF_HUB_OFFLINE  1: ask no hub, use what was fetched
+  SMELT_CONFIG    The only file of configuration: smelt config
+  SMELT_KEEP_FREE  Memory that stages leave to other programs, as in 1GiB
   SMELT_FLEET     The server that shares results, as in grpc://10.0.0.5:5200
   SMELT_FLEET_TOKEN  The token that it wants
+  SMELT_FLEET_LOCK  The server of leases, as in nats://10.0.0.5:4222; its token: SMELT_FLEET_LOCK_TOKEN
   SMELT_CONFINE   The only way to confine stages: landlock, mounts or none (default: what there is)
   SMELT_TOKENS    Where what runs of this machine share is locked (default: /run/lock/smelt-tokens)
   NO_COLOR        Set: no colours, unless --color says otherwise";
 
 /// Where a command's store is, for those that have one.
-const STORE: &str = "The store is $SMELT_CACHE, else ./cache.";
+const STORE: &str = "The store is $SMELT_CACHE, else what `smelt config` says, else ./cache.";
 const WITH_STORE: &[&str] = &[
     "demo", "build", "run", "resume", "plan", "explain", "out", "runs", "report", "graph", "ls",
     "rm", "chat", "serve", "embed", "cache", "bench",
@@ -121,6 +124,9 @@ pub(crate) struct MannerFlags {
     /// Whether words are coloured: on a terminal, unless NO_COLOR is set
     #[arg(long, value_name = "WHEN", global = true, default_value = "auto")]
     pub(crate) color: When,
+    /// The only file of configuration, instead of /etc/smelt/config.toml and ~/.config/smelt/config.toml
+    #[arg(long, value_name = "FILE", global = true, env = "SMELT_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
 }
 
 impl MannerFlags {
@@ -179,6 +185,8 @@ pub(crate) enum Subcommand {
     /// Compare what was built
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Print what is configured on this machine, and where each value comes from
+    Config(ConfigFlags),
     /// Examine this device: what would make builds fail or slow, and the command that cures it
     Doctor(DoctorFlags),
     /// Show what memory, GPU and attempts do: live, as lines, or as JSON
@@ -239,6 +247,9 @@ pub(crate) struct RunFlags {
     /// Start stages although this device is not expected to hold them
     #[arg(long)]
     pub(crate) overcommit: bool,
+    /// Memory that stages leave to other programs, as in 1GiB
+    #[arg(long, value_name = "SIZE", env = "SMELT_KEEP_FREE", value_parser = size)]
+    pub(crate) keep_free: Option<u64>,
     /// How soon this run gets tokens (of `resources`) that other runs wait for, too: the higher, the
     /// sooner, from -100 to 100
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
@@ -276,33 +287,6 @@ impl RunFlags {
     /// Whether another command started it, and nobody goes on with it: a stage is tried once.
     pub(crate) fn is_trial(&self) -> bool {
         self.warm_up || self.once || !self.begin.is_empty()
-    }
-}
-
-#[cfg(feature = "build")]
-impl RunFlags {
-    /// Those of a run of a file of which nothing else is said.
-    pub(crate) fn of(pipeline: PathBuf) -> Self {
-        Self {
-            pipeline: PipelineFlags { pipeline, sets: Vec::new() },
-            only: Vec::new(),
-            force: Vec::new(),
-            check: Vec::new(),
-            on: None,
-            keep_going: false,
-            jobs: 1,
-            overcommit: false,
-            priority: 0,
-            require_confinement: false,
-            no_wait: false,
-            warm_up: false,
-            begin: Vec::new(),
-            once: false,
-            fleet: FleetFlags::default(),
-            push: Push::Never,
-            json: false,
-            events: false,
-        }
     }
 }
 
@@ -518,7 +502,7 @@ pub(crate) fn rung(text: &str) -> Result<Rung, String> {
     all.into_iter().find(|rung| rung.name() == text).ok_or_else(|| format!("one of {}", words()))
 }
 
-fn jobs(text: &str) -> Result<usize, String> {
+pub(crate) fn jobs(text: &str) -> Result<usize, String> {
     text.parse()
         .ok()
         .filter(|jobs| (1..=JOBS_MAX).contains(jobs))

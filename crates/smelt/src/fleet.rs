@@ -3,6 +3,8 @@
 pub(crate) mod elsewhere;
 pub(crate) mod pull;
 pub(crate) mod push;
+pub(crate) mod turn;
+pub(crate) mod vouched;
 
 use std::collections::BTreeSet;
 use std::env;
@@ -15,12 +17,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use smelt_fleet::judge::newest_seen;
 use smelt_fleet::keys::SigningKey;
+use smelt_fleet::paced::Paced;
 use smelt_fleet::reapi::{Capabilities, Client};
 use smelt_fleet::trust::{Trust, date_text};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Plan, StageId};
 use smelt_store::{Digest, Store};
 
+use crate::config;
 use crate::console::warn;
 use crate::exit::{Exit, Failed};
 use crate::flags::FleetFlags;
@@ -42,6 +46,8 @@ pub(crate) struct Fleet {
     pub(crate) capabilities: Capabilities,
     pub(crate) trust: Trust,
     pub(crate) round_trip: Duration,
+    rate: Option<u64>,
+    stop: Arc<AtomicBool>,
 }
 
 impl Fleet {
@@ -57,7 +63,13 @@ impl Fleet {
         let connected = Client::connect(address, token.as_deref(), authority.as_deref(), stop);
         let (client, capabilities) =
             connected.map_err(|error| Failed::new(Exit::NotSeen, error))?;
-        Ok(Self { client, capabilities, trust, round_trip: begin.elapsed() })
+        let (round_trip, rate, stop) = (begin.elapsed(), flags.fleet_rate, stop.clone());
+        Ok(Self { client, capabilities, trust, round_trip, rate, stop })
+    }
+
+    /// The server, to and from which no more is moved in a second than was asked for.
+    pub(crate) fn paced(&self) -> Paced<'_> {
+        Paced::new(&self.client, self.rate, &self.stop)
     }
 }
 
@@ -70,19 +82,9 @@ fn token(flags: &FleetFlags) -> Result<Option<String>, Failed> {
     Ok(text.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()))
 }
 
-/// Where a user's own files are: `$XDG_CONFIG_HOME/smelt`, else `~/.config/smelt`.
-fn own_file(name: &str) -> Result<PathBuf, Failed> {
-    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let base = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
-    let base = base.ok_or_else(|| {
-        Failed::usage("neither HOME nor XDG_CONFIG_HOME is set; name the file by a flag")
-    })?;
-    Ok(base.join("smelt").join(name))
-}
-
 /// Where it is written who is believed.
 pub(crate) fn trust_file(given: Option<&Path>) -> Result<PathBuf, Failed> {
-    given.map_or_else(|| own_file("trust.toml"), |path| Ok(path.to_owned()))
+    given.map_or_else(|| config::own_file("trust.toml"), |path| Ok(path.to_owned()))
 }
 
 /// Who is believed; nobody where no such file is.
@@ -97,7 +99,7 @@ pub(crate) fn trust(given: Option<&Path>) -> Result<Trust, Failed> {
 
 /// Where the private key is.
 pub(crate) fn key_file(given: Option<&Path>) -> Result<PathBuf, Failed> {
-    given.map_or_else(|| own_file("fleet.pem"), |path| Ok(path.to_owned()))
+    given.map_or_else(|| config::own_file("fleet.pem"), |path| Ok(path.to_owned()))
 }
 
 /// The key by which this machine vouches.

@@ -10,6 +10,7 @@ use smelt_plan::pipeline::Overrides;
 use smelt_plan::{Digest, Earlier, Pipeline, Plan, WarmUp};
 use smelt_store::Store;
 
+use crate::config;
 use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::leftovers::finish;
@@ -50,6 +51,8 @@ pub(crate) fn warm_up(warm_up: &WarmUp, folder: &Path, store: &Store) -> Process
     let pipeline = text(&absolute(&folder.join(&warm_up.pipeline)));
     let stage = warm_up.stage.to_string();
     let own = std::env::vars().filter(|(name, _)| name != "SMELT_CACHE");
+    let config =
+        config::get().named.as_deref().map(|file| (config::VARIABLE.to_owned(), text(file)));
     let cache = ("SMELT_CACHE".to_owned(), text(&absolute(store.root())));
     ProcessSpec {
         argv: ["/proc/self/exe", "run", &pipeline, "--only", &stage, "--force", &stage]
@@ -57,7 +60,7 @@ pub(crate) fn warm_up(warm_up: &WarmUp, folder: &Path, store: &Store) -> Process
             .chain(["--no-wait", "--warm-up"])
             .map(str::to_owned)
             .collect(),
-        env: own.chain([cache]).collect(),
+        env: own.chain([cache]).chain(config).collect(),
         dir: std::env::current_dir().unwrap_or_default(),
         input: String::new(),
         listed: None,

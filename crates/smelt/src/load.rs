@@ -1,7 +1,6 @@
 //! Loads what commands work on: the pipeline file with its pins, the store, finished outputs.
 
 use std::fs;
-use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,12 +11,14 @@ use smelt_plan::plan::{From, HubPin, Pin, Stage, StageOrder};
 use smelt_plan::share::{Led, SharedKeys};
 use smelt_plan::text::nearest;
 use smelt_plan::{Digest, Kind, Pipeline, Plan, Side, StageId};
-use smelt_store::{Lookup, Store, Wait, is_disk_failing};
+use smelt_store::{Lookup, Store, Wait};
 
+use crate::config;
 use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::pins::{self, Absent, Addresses, Ask};
+pub(crate) use crate::reading::read_within;
 use crate::shipped;
 use crate::table::some;
 
@@ -58,10 +59,10 @@ impl Access {
     }
 }
 
-/// Where the store is: `$SMELT_CACHE`, else `./cache`.
+/// Where the store is: `$SMELT_CACHE`, else where the configuration says, else `./cache`.
 pub(crate) fn root() -> Result<PathBuf, Failed> {
     let given = std::env::var_os("SMELT_CACHE").filter(|root| !root.is_empty());
-    let root = given.map_or_else(|| PathBuf::from("cache"), PathBuf::from);
+    let root = given.map_or_else(config::store, PathBuf::from);
     let absolute = std::path::absolute(&root).unwrap_or_else(|_| root.clone());
     pins::utf8(&absolute, "set SMELT_CACHE to another directory")?;
     Ok(root)
@@ -201,24 +202,6 @@ fn pipelines_in(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = names.filter(|name| name.ends_with(".toml")).collect();
     names.sort_unstable();
     names
-}
-
-/// The text of a file that `what` is in, if it has no more than `bytes_max`.
-pub(crate) fn read_within(path: &Path, what: &str, bytes_max: u64) -> Result<String, Failed> {
-    let fail = |exit: Exit, why: String| {
-        Failed::new(exit, format!("cannot read {what} {}: {why}", path.display()))
-    };
-    let failed = |error: io::Error| match is_disk_failing(&error) {
-        true => fail(Exit::StageFailed, error.to_string()),
-        false => fail(Exit::BadPipeline, error.to_string()),
-    };
-    let file = fs::File::open(path).map_err(failed)?;
-    let mut text = String::new();
-    file.take(bytes_max + 1).read_to_string(&mut text).map_err(failed)?;
-    if text.len() as u64 > bytes_max {
-        return Err(fail(Exit::BadPipeline, format!("it is larger than {bytes_max} bytes")));
-    }
-    Ok(text)
 }
 
 fn check_inputs(file: &str, plan: &Plan, store: &Store) -> Result<(), Failed> {

@@ -8,6 +8,7 @@
 #![cfg_attr(not(feature = "build"), allow(dead_code))]
 
 mod accuracy;
+mod arguments;
 mod atomic_dir;
 mod bug;
 mod built;
@@ -16,6 +17,7 @@ mod carried;
 mod check;
 mod claim;
 mod commands;
+mod config;
 mod console;
 mod device;
 mod exit;
@@ -34,6 +36,7 @@ mod loading;
 mod model_name;
 mod paint;
 mod pins;
+mod reading;
 mod shipped;
 mod speeds;
 mod stop;
@@ -110,9 +113,14 @@ use crate::paint::When;
 
 fn main() -> ExitCode {
     bug::report();
-    let flags = read(&env::args_os().collect::<Vec<_>>());
+    let arguments: Vec<_> = env::args_os().collect();
+    let configured = configure(&arguments);
+    let flags = read(&arguments);
     paint::decide(flags.manner.color);
     console::set_volume(flags.manner.volume());
+    if let Err(failed) = configured {
+        return ended(Err(failed));
+    }
     let Some(command) = flags.command else { return ended(commands::next::run()) };
     let result = match command {
         Subcommand::Demo(flags) => commands::demo::run(&flags),
@@ -124,6 +132,7 @@ fn main() -> ExitCode {
         Subcommand::Graph(flags) => commands::graph::run(&flags),
         Subcommand::Bundle(flags) => commands::bundle::run(&flags),
         Subcommand::Unbundle(flags) => commands::unbundle::run(&flags),
+        Subcommand::Config(flags) => commands::config::run(&flags),
         Subcommand::Doctor(flags) => commands::doctor::run(&flags),
         Subcommand::Watch(flags) => commands::watch::run(&flags),
         Subcommand::Schema => commands::describe::schema(),
@@ -138,7 +147,7 @@ fn main() -> ExitCode {
         Subcommand::Model(command) => half::model(&command),
         Subcommand::Cache(command) => commands::cache::run(&command),
         Subcommand::Fleet(command) => commands::fleet::run(&command),
-        Subcommand::Provenance(flags) => commands::fleet::provenance(&flags),
+        Subcommand::Provenance(flags) => commands::provenance::run(&flags),
         Subcommand::Bench(command) => commands::bench::run(&command),
         Subcommand::Stage(flags) => commands::stage::run(&flags),
     };
@@ -157,9 +166,19 @@ fn ended(result: Result<Exit, Failed>) -> ExitCode {
     exit.into()
 }
 
+/// Reads the files of configuration.  What smelt starts itself was told everything.
+fn configure(arguments: &[OsString]) -> Result<(), Failed> {
+    match arguments.get(1).is_some_and(|word| word == "stage") {
+        true => Ok(()),
+        false => config::load(config::named(arguments).as_deref()),
+    }
+}
+
 /// The flags; a fault of theirs ends smelt.
 fn read(arguments: &[OsString]) -> Flags {
-    let command = flags::command().color(When::in_arguments(arguments).for_clap());
+    let command = config::get()
+        .with_defaults(flags::command())
+        .color(When::in_arguments(arguments).for_clap());
     let matches = command.get_matches_from(arguments);
     Flags::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }

@@ -10,6 +10,8 @@ use std::sync::OnceLock;
 
 use clap::{ColorChoice, ValueEnum as _};
 
+use crate::arguments::early;
+
 /// When words are coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub(crate) enum When {
@@ -34,11 +36,7 @@ impl When {
 
     /// What the arguments say, before anybody has read them: faults of theirs are coloured, too.
     pub(crate) fn in_arguments(arguments: &[OsString]) -> Self {
-        let words: Vec<&str> = arguments.iter().filter_map(|word| word.to_str()).collect();
-        let is_after = |pair: &[&str]| (pair[0] == "--color").then(|| pair[1].to_owned());
-        let behind = words.windows(2).find_map(is_after);
-        let joined = || words.iter().find_map(|word| word.strip_prefix("--color="));
-        let word = behind.or_else(|| joined().map(str::to_owned));
+        let word = early(arguments, "--color").and_then(|word| word.into_string().ok());
         word.and_then(|word| Self::from_str(&word, false).ok()).unwrap_or_default()
     }
 }

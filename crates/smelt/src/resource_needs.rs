@@ -9,6 +9,7 @@ use smelt_plan::StageId;
 use smelt_plan::admission::Room;
 use smelt_watch::Machine;
 
+use crate::config;
 use crate::last_run::LastRun;
 use crate::load::{self, Loaded};
 use crate::story::Story;
@@ -70,7 +71,8 @@ impl<'a> ResourceNeeds<'a> {
 /// What this device has, as the control groups above us see it.
 fn room_now() -> Room {
     let served_bytes = served::may_take_bytes(&served::servers(&load::tokens()));
-    Room { served_bytes, ..smelt_exec::room_of(&Machine::left_to_us(Path::new("/"))) }
+    let kept_bytes = config::keep_free_bytes();
+    Room { served_bytes, kept_bytes, ..smelt_exec::room_of(&Machine::left_to_us(Path::new("/"))) }
 }
 
 /// What the user is told of weights that an engine will not hold as the checkpoint does.

@@ -38,6 +38,8 @@ pub(crate) struct RunArguments {
     #[serde(default, skip_serializing_if = "is_default")]
     priority: i32,
     jobs: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    keep_free: Option<u64>,
     #[serde(default, skip_serializing_if = "is_default")]
     fleet: FleetFlags,
     #[serde(default, skip_serializing_if = "is_default")]
@@ -65,6 +67,7 @@ impl RunArguments {
             require_confinement: flags.require_confinement,
             priority: flags.priority,
             jobs: flags.jobs,
+            keep_free: flags.keep_free,
             fleet: flags.fleet.clone(),
             push: flags.push,
         })
@@ -88,6 +91,7 @@ impl RunArguments {
             require_confinement: self.require_confinement,
             priority: self.priority,
             jobs: self.jobs,
+            keep_free: self.keep_free,
             fleet: self.fleet.clone(),
             push: self.push,
             no_wait: false,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::world::{Ended, World, ended, text_world};
+use crate::world::{Ended, World, ended, refused, text_world};
 
 /// Where nobody listens.
 fn nowhere() -> String {
@@ -19,12 +19,6 @@ fn nowhere() -> String {
 fn on_board(world: &World, arguments: &[&str]) -> Ended {
     let mut command = world.command(arguments);
     ended(command.env("HOME", world.path("")).env_remove("XDG_CONFIG_HOME"))
-}
-
-#[track_caller]
-fn refused(ended: &Ended, code: i32, why: &str) {
-    assert_eq!((ended.code, ended.stderr.lines().count()), (Some(code), 1), "{}", ended.stderr);
-    assert!(ended.stderr.contains(why), "{}", ended.stderr);
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod behind;
 mod bundle;
 mod by_name;
 mod calibration;
+mod config;
 mod confinement;
 mod devices;
 mod doctor;

@@ -177,7 +177,8 @@ impl<'scope, 'a: 'scope> Loop<'_, 'scope, 'a> {
         };
         let promised_bytes = self.promised_bytes();
         let served_bytes = served::may_take_bytes(&self.memory.servers);
-        Room { promised_bytes, served_bytes, running, ..room_of(&machine) }
+        let kept_bytes = self.runner.kept_bytes;
+        Room { promised_bytes, served_bytes, kept_bytes, running, ..room_of(&machine) }
     }
 
     /// The machine as it is now; so are its servers.

@@ -2,8 +2,10 @@
 //!
 //! A pipeline that it wrote once is run as it lies there: what was overruled is in it, and so is what somebody edited.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
+use clap::{Args as _, Command, FromArgMatches as _};
 use smelt_backend::KvType;
 use smelt_fit::{FitLine, Wanted, table};
 use smelt_plan::pipeline::{Overrides, StageSpec};
@@ -15,12 +17,13 @@ use super::fit::{self, Weighed};
 use super::init;
 use super::run::{self, Start};
 use super::target::Extent;
+use crate::config;
 use crate::console::{tell, warn};
 use crate::device_profile::{self, Measure};
 use crate::draft;
 use crate::draft::Shape;
 use crate::exit::{Exit, Failed};
-use crate::flags::{BuildFlags, FleetFlags, OverruleFlags, RunFlags};
+use crate::flags::{BuildFlags, OverruleFlags, RunFlags};
 use crate::last_run::LastRun;
 use crate::load;
 use crate::model_facts::{Headers, shape};
@@ -67,13 +70,15 @@ pub(super) fn on_the_way(model: &str, extent: Extent, consent: Consent) -> Resul
     }
 }
 
-/// Those of a run of the pipeline, which takes from the fleet that the environment names.
+/// Those of a run of the pipeline, which takes from the fleet that the environment or the configuration names.
 fn run_flags(file: PathBuf) -> Result<RunFlags, Failed> {
-    let fleet = FleetFlags::of_environment().map_err(|error| {
+    let run = config::get().with_defaults(RunFlags::augment_args(Command::new("run")));
+    let matches = run.try_get_matches_from([OsStr::new("run"), file.as_os_str()]);
+    let flags = matches.and_then(|matches| RunFlags::from_arg_matches(&matches));
+    flags.map_err(|error| {
         let text = error.to_string();
         Failed::usage(text.lines().next().unwrap_or_default())
-    })?;
-    Ok(RunFlags { fleet, ..RunFlags::of(file) })
+    })
 }
 
 /// The names of the stages that can be asked.

@@ -13,6 +13,7 @@ use smelt_store::{
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
+use crate::fleet::vouched::{self, Doubted};
 use crate::leftovers::left_behind;
 use crate::load;
 use crate::table::{Table, ago, bytes};
@@ -339,12 +340,22 @@ fn examine(root: &Path, flags: &FsckFlags) -> Result<Exit, FsckError> {
         clear_dead_runs(&store, &mut left_behind)?;
         store.check()?
     };
+    let outputs = Store::open_read_only(root, wait)?.inventory()?.outputs;
+    let (fetched, doubted) = vouched::doubted(outputs.iter())?;
     if flags.json {
-        answer(format_args!("{}\n", checkup_as_json(flags, &checkup)))?;
+        let mut said = checkup_as_json(flags, &checkup);
+        said["fetched"] = json!(fetched);
+        let row = |it: &Doubted| json!({ "digest": it.tree, "stage": it.stage, "why": it.why });
+        said["doubted"] = doubted.iter().map(row).collect();
+        answer(format_args!("{said}\n"))?;
     } else {
         tell_checkup(&checkup)?;
+        tell_doubted(fetched, &doubted)?;
     }
-    Ok(end(flags, &checkup))
+    match end(flags, &checkup) {
+        Exit::Ok if !doubted.is_empty() => Ok(Exit::StageFailed),
+        exit => Ok(exit),
+    }
 }
 
 /// The store for us alone; says what is waited for.
@@ -399,6 +410,23 @@ fn tell_checkup(checkup: &Checkup) -> Result<(), Failed> {
         answer(format_args!("{count} {what}\n"))?;
     }
     answer(format_args!("{trees} outputs are whole, {} were read\n", bytes(*read)))
+}
+
+/// What came from a fleet, and what of it is not vouched for any more.
+fn tell_doubted(fetched: usize, doubted: &[Doubted]) -> Result<(), Failed> {
+    for Doubted { tree, stage, why } in doubted {
+        answer(format_args!("doubted: output {tree} of stage {stage}: {why}\n"))?;
+    }
+    if fetched > 0 {
+        let good = fetched - doubted.len();
+        answer(format_args!(
+            "{good} of {fetched} outputs that came from a fleet are vouched for\n"
+        ))?;
+    }
+    if !doubted.is_empty() {
+        tell("smelt: what is doubted is neither served nor asked; smelt rm frees it");
+    }
+    Ok(())
 }
 
 fn checkup_as_json(flags: &FsckFlags, checkup: &Checkup) -> Value {

@@ -1,4 +1,4 @@
-//! `smelt fleet`: keys, whom this machine believes, what the server says.  `smelt cache push|pull` and `smelt provenance` too.
+//! `smelt fleet`: keys, whom this machine believes, what the server says.  `smelt cache push|pull` too.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -19,11 +19,12 @@ use smelt_store::Wait;
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{
-    FleetCommand, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, ProvenanceFlags, ShareFlags,
-    TrustFlags, UntrustFlags,
+    FleetCommand, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, ShareFlags, TrustFlags,
+    UntrustFlags,
 };
 use crate::fleet::pull::{self, Pulled, Wanted};
 use crate::fleet::push::{self, Outcome, Shelf, push_each};
+use crate::fleet::turn::Builders;
 use crate::fleet::{Fleet, judging_time, key_file, make_folder_of, now, signer, trust, trust_file};
 use crate::load::{self, Access, Loaded};
 use crate::stop::stop_flag;
@@ -129,11 +130,14 @@ fn status(flags: &FleetStatusFlags) -> Result<Exit, Failed> {
     let fleet = Fleet::open(&flags.fleet, &stop_flag()?)?;
     let (name, millis) = (fleet.client.name(), fleet.round_trip.as_secs_f64() * 1e3);
     let takes = fleet.capabilities.takes_entries;
+    let builders = Builders::open(&flags.fleet, fleet.client.instance());
+    let builders = builders.map_err(|error| Failed::new(Exit::NotSeen, error))?;
+    let lock = builders.as_ref().map(Builders::name);
     if flags.json {
         let key = |key: &TrustedKey| json!({ "name": key.name, "key": key.key.to_string(), "until": key.until.map(date_text), "revoked": key.revoked.map(date_text) });
         let text = json!({
             "server": name, "round_trip_ms": millis, "takes_entries": takes,
-            "message_bytes_max": fleet.capabilities.batch_bytes_max,
+            "message_bytes_max": fleet.capabilities.batch_bytes_max, "lock": lock,
             "trusted": fleet.trust.keys.iter().map(key).collect::<Vec<_>>(),
         });
         answer(format_args!("{text}\n"))?;
@@ -141,6 +145,9 @@ fn status(flags: &FleetStatusFlags) -> Result<Exit, Failed> {
     }
     let writes = if takes { "takes results" } else { "takes no results" };
     answer(format_args!("{name} answers in {millis:.1} ms and {writes}\n"))?;
+    if let Some(lock) = lock {
+        answer(format_args!("builders agree by {lock}\n"))?;
+    }
     if fleet.trust.keys.is_empty() {
         tell("nobody is believed, so nothing is taken: smelt fleet trust KEY --name NAME");
         return Ok(Exit::Ok);
@@ -190,23 +197,6 @@ fn verify(flags: &FleetVerifyFlags) -> Result<Exit, Failed> {
     Ok(exit)
 }
 
-/// `smelt provenance PIPELINE STAGE`.
-pub(crate) fn provenance(flags: &ProvenanceFlags) -> Result<Exit, Failed> {
-    let loaded = load::plan(&flags.pipeline, Access::Use)?;
-    let id = loaded.plan.find(&flags.stage)?;
-    let shelf = Shelf::of(&loaded)?;
-    let none = || {
-        let message = format!("stage {} is not built; build it with: smelt run", flags.stage);
-        Failed::new(Exit::StageFailed, message)
-    };
-    let statement = shelf.statement_of(id, &flags.instance).ok_or_else(none)?;
-    let kept = |why| Failed::new(Exit::StageFailed, format!("stage {}: {why}", flags.stage));
-    let (statement, _) = statement.map_err(kept)?;
-    let text = statement.to_json().map_err(|error| kept(error.to_string()))?;
-    answer(format_args!("{}\n", String::from_utf8_lossy(&text)))?;
-    Ok(Exit::Ok)
-}
-
 /// `smelt cache push PIPELINE`.
 pub(crate) fn push(flags: &ShareFlags) -> Result<Exit, Failed> {
     let stop = stop_flag()?;
@@ -219,7 +209,7 @@ pub(crate) fn push(flags: &ShareFlags) -> Result<Exit, Failed> {
             only.iter().map(|name| Ok(loaded.plan.find(name)?)).collect::<Result<_, Failed>>()?
         }
     };
-    let outcomes = push_each(&fleet, &loaded, &signer, &chosen, &stop)?;
+    let outcomes = push_each(&fleet, &loaded, &signer, &chosen, &|| !stop.load(Ordering::Relaxed))?;
     if outcomes.is_empty() {
         let message = "nothing of that is built; build it with: smelt run";
         return Err(Failed::new(Exit::StageFailed, message));

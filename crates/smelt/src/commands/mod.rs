@@ -15,6 +15,7 @@ pub(crate) mod cache;
 #[cfg(feature = "build")]
 mod calibrate;
 pub(crate) mod chat;
+pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod describe;
 pub(crate) mod doctor;
@@ -35,6 +36,7 @@ mod onnx;
 pub(crate) mod out;
 #[cfg(feature = "build")]
 mod plan;
+pub(crate) mod provenance;
 #[cfg(feature = "build")]
 mod quantize;
 pub(crate) mod report;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
 use serde_json::Value;
@@ -11,6 +11,8 @@ use smelt_exec::{
     Confinement, Progress, RunReport, RunStatus, Runner, Signatures, StageReport, StageStatus, Task,
 };
 use smelt_fleet::keys::SigningKey;
+use smelt_fleet::lease::{Holder, Lease};
+use smelt_fleet::remote::Remote as _;
 use smelt_forecast::{Alike, Forecasts, Towers};
 use smelt_plan::admission::Forecast;
 use smelt_plan::kind::WRITES;
@@ -30,6 +32,7 @@ use crate::exit::{Exit, Failed};
 use crate::flags::{Push, RunFlags};
 use crate::fleet::pull::{Pulled, Wanted};
 use crate::fleet::push::{Outcome, push_each};
+use crate::fleet::turn::{Builders, Turn, to_build};
 use crate::fleet::{self, Fleet};
 use crate::ladder;
 use crate::last_run::{self, LastRun};
@@ -78,13 +81,9 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let mut wishes = wishes(flags, plan, &share)?;
     let fleet = open_fleet(flags, &stop)?;
     let is_named = flags.fleet.fleet.is_some() && !flags.is_trial();
-    let pulled = is_named.then(|| pull(flags, fleet.as_ref(), &loaded, &wishes, &stop));
-    let pulled = pulled.transpose()?;
-    if let Some(pulled) = &pulled {
-        wishes.is_share |= wishes.only.is_empty();
-        wishes.only.clone_from(&pulled.targets);
-        wishes.known.extend(&pulled.known);
-    }
+    let shared = is_named.then(|| share_work(flags, fleet.as_ref(), &loaded, &mut wishes, &stop));
+    let shared = shared.transpose()?;
+    let lease = shared.as_ref().and_then(|shared| shared.lease.as_ref());
     need_here(&loaded, &wishes)?;
     need_secrets(&loaded, &flags.pipeline.pipeline, &wishes)?;
     if start.is_by_name() {
@@ -108,13 +107,14 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     };
     let last = LastRun::read(store, &flags.pipeline.pipeline);
     tell_before(flags, &loaded, (&last, &wishes), &confinement, start)?;
-    let begun = Begun { flags, loaded: &loaded, run: &run, left, command, signatures, last };
+    let begun = Begun { flags, loaded: &loaded, run: &run, left, command, signatures, last, lease };
     let report = begun.build(wishes)?;
     begun.keep(memo, &report);
     finish(run);
     if let Some((fleet, signer)) = fleet.as_ref().zip(signer) {
-        publish(flags, fleet, &loaded, &signer, (&report, &stop));
+        publish(flags, fleet, &loaded, &signer, &report, (&stop, lease));
     }
+    drop(shared);
     let mut exit = answer_report(flags, &report, start)?;
     if exit == Exit::Ok && !share.waiting.is_empty() {
         tell(format_args!("smelt: {}", waits(flags, plan, &share)));
@@ -151,6 +151,43 @@ fn open_fleet(flags: &RunFlags, stop: &Arc<AtomicBool>) -> Result<Option<Fleet>,
     }
 }
 
+/// What a run has of its fleet: what came from it, which a collection spares, and the leases of what is built here instead.
+struct Shared {
+    _pulled: Pulled,
+    lease: Option<Lease>,
+}
+
+/// Takes from the fleet what this run would else build, and agrees with its other builders on who builds the rest.
+fn share_work(
+    flags: &RunFlags,
+    fleet: Option<&Fleet>,
+    loaded: &Loaded,
+    wishes: &mut Wishes,
+    stop: &Arc<AtomicBool>,
+) -> Result<Shared, Failed> {
+    let builders = fleet.and_then(|fleet| Builders::of(&flags.fleet, fleet.client.instance()));
+    let mut lease = None;
+    loop {
+        let pulled = pull(flags, fleet, loaded, wishes, stop)?;
+        wishes.is_share |= wishes.only.is_empty();
+        wishes.only.clone_from(&pulled.targets);
+        wishes.known.extend(&pulled.known);
+        let keys = to_build(&loaded.plan, &loaded.store, wishes)?;
+        let Some(builders) = builders.as_ref().filter(|_| !keys.is_empty()) else {
+            return Ok(Shared { _pulled: pulled, lease: None });
+        };
+        // Somebody may have published between the question and the lease, so it is asked once more.
+        if lease.is_some() {
+            return Ok(Shared { _pulled: pulled, lease });
+        }
+        match builders.turn(flags, &keys, stop)? {
+            Turn::Ours(None) => return Ok(Shared { _pulled: pulled, lease: None }),
+            Turn::Ours(taken) => lease = taken,
+            Turn::Again => {}
+        }
+    }
+}
+
 /// Takes from the fleet what this run would else build.
 fn pull(
     flags: &RunFlags,
@@ -177,9 +214,16 @@ fn publish(
     fleet: &Fleet,
     loaded: &Loaded,
     signer: &SigningKey,
-    (report, stop): (&RunReport, &Arc<AtomicBool>),
+    report: &RunReport,
+    (stop, lease): (&Arc<AtomicBool>, Option<&Lease>),
 ) {
     let plan = &loaded.plan;
+    let is_ours = || lease.is_none_or(Lease::is_ours);
+    if lease.is_some_and(|lease| !lease.confirm()) {
+        return warn(
+            "nothing is published: this run was away, and another builder may have taken over; smelt cache push publishes",
+        );
+    }
     let is_good = |stage: &&StageReport| stage.digest.is_some();
     let good = report.stages.iter().filter(is_good).filter_map(|it| plan.find(&it.name).ok());
     let good: BTreeSet<StageId> = good.collect();
@@ -188,7 +232,8 @@ fn publish(
         Push::Sealed => good,
         Push::Verified => fleet::push::verified(plan, &good),
     };
-    match push_each(fleet, loaded, signer, &chosen, stop) {
+    match push_each(fleet, loaded, signer, &chosen, &|| !stop.load(Ordering::Relaxed) && is_ours())
+    {
         Ok(outcomes) => outcomes.iter().for_each(|(id, outcome)| match outcome {
             Outcome::Pushed(pushed) => tell(format_args!(
                 "published {}: {}, of which {} were new to the fleet",
@@ -223,6 +268,8 @@ struct Begun<'a> {
     command: Value,
     signatures: Signatures,
     last: LastRun,
+    /// By which other builders wait for this run.
+    lease: Option<&'a Lease>,
 }
 
 impl Begun<'_> {
@@ -241,6 +288,9 @@ impl Begun<'_> {
         let begin = Instant::now();
         let mut show = |progress: &Progress<'_>| {
             display.show(progress);
+            if let Some(lease) = self.lease {
+                lease.tell(|holder| tell_holder(holder, plan, progress));
+            }
             if flags.events {
                 offer_event(events.line(plan, display.course(), progress, begin.elapsed()));
             }
@@ -272,6 +322,7 @@ impl Begun<'_> {
             check,
             forecasts,
             overcommit: flags.overcommit,
+            kept_bytes: flags.keep_free.unwrap_or(0),
             must_hold: flags.require_confinement,
             tokens: Some(load::tokens()),
             priority: flags.priority,
@@ -295,6 +346,22 @@ impl Begun<'_> {
             // Without it the next run only takes a little longer.
             let _ = memo.keep(self.loaded, report);
         }
+    }
+}
+
+/// What other builders are told of a run that they wait for.
+fn tell_holder(holder: &mut Holder, plan: &Plan, progress: &Progress<'_>) {
+    match progress {
+        Progress::Started { stage, .. } => {
+            holder.stage = plan.stage(*stage).name.to_string();
+            holder.line.clear();
+        }
+        Progress::Running { stage, last_line, .. } => {
+            holder.stage = plan.stage(*stage).name.to_string();
+            (*last_line).clone_into(&mut holder.line);
+        }
+        Progress::Ended(..) => holder.done += 1,
+        _ => {}
     }
 }
 

@@ -19,6 +19,7 @@ use crate::carried;
 use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
+use crate::fleet;
 use crate::load::{self, Access, Loaded, Looked};
 use crate::model_name::{ModelName, ModelSource, Place, Present, is_gguf};
 use crate::pins;
@@ -46,14 +47,22 @@ enum Meant {
 
 /// The one deployment that `target` names: its directory.
 pub(super) fn directory(target: &Path, sets: &[String]) -> Result<PathBuf, Failed> {
-    match meant(target)? {
-        Meant::Here(dir) => Ok(dir),
+    let dir = match meant(target)? {
+        Meant::Here(dir) => dir,
         Meant::Pipeline(pipeline) => {
             let found = in_pipeline(&pipeline, sets);
-            found.map_err(|failed| failed.or(&instead(&pipeline)))
+            found.map_err(|failed| failed.or(&instead(&pipeline)))?
         }
-        Meant::Missing(source) => Err(not_built(target, &source)),
-    }
+        Meant::Missing(source) => return Err(not_built(target, &source)),
+    };
+    vouched(dir)
+}
+
+/// A deployment's directory, if what of it came from a fleet is vouched for.
+fn vouched(dir: PathBuf) -> Result<PathBuf, Failed> {
+    let tree = in_store(&dir, &load::root()?);
+    tree.as_ref().map_or(Ok(()), fleet::vouched::check)?;
+    Ok(dir)
 }
 
 /// How much of a model is built that is asked.
@@ -71,7 +80,7 @@ pub(super) fn ready(target: &Path, sets: &[String], consent: Consent) -> Result<
     let Some(pipeline) = built else { return directory(target, sets) };
     #[cfg(feature = "build")]
     crate::stop::listen_no_more()?;
-    in_pipeline(&pipeline, sets)
+    vouched(in_pipeline(&pipeline, sets)?)
 }
 
 /// Builds the model that `target` names, where nothing is built of it: the pipeline's file.
@@ -237,6 +246,7 @@ pub(super) fn all(targets: &[PathBuf], sets: &[String]) -> Result<Vec<Target>, F
             Meant::Missing(source) => return Err(not_built(target, &source)),
             Meant::Here(dir) => {
                 let name = target.display().to_string();
+                let dir = vouched(dir)?;
                 found.push((name.clone(), Target { name, dir, stages: Vec::new() }));
                 continue;
             }
@@ -245,7 +255,7 @@ pub(super) fn all(targets: &[PathBuf], sets: &[String]) -> Result<Vec<Target>, F
         for stage in asked.stages()? {
             let name = asked.name(stage);
             let full = format!("{}#{name}", asked.flags.pipeline.display());
-            let (dir, stages) = (asked.output(stage)?, asked.made_by(stage));
+            let (dir, stages) = (vouched(asked.output(stage)?)?, asked.made_by(stage));
             found.push((full, Target { name, dir, stages }));
         }
     }

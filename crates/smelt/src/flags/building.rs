@@ -15,7 +15,7 @@ pub(crate) enum PipelineCommand {
     /// Build a model by its name: the pipeline that `smelt init` writes, and a run of it
     Build(BuildFlags),
     /// Build everything a pipeline describes; what is already built is reused
-    Run(RunFlags),
+    Run(Box<RunFlags>),
     /// Go on with runs that were killed, cut off by a reset of the board, or wait for a reboot
     Resume(ResumeFlags),
     /// Say what a run would do, without doing it

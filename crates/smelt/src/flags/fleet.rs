@@ -2,16 +2,23 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, ValueEnum};
+use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-use smelt_fleet::address::{Address, NotAnAddress};
+use smelt_fleet::address::{Address, LockAddress, NotALockAddress, NotAnAddress};
 
 use super::PipelineFlags;
 
 /// An address, if one is named: a variable that is empty names none.
 type Named = Option<Address>;
 
-fn address(text: &str) -> Result<Named, NotAnAddress> {
+pub(crate) fn address(text: &str) -> Result<Named, NotAnAddress> {
+    if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+}
+
+/// The same of a server of leases.
+type NamedLock = Option<LockAddress>;
+
+pub(crate) fn lock_address(text: &str) -> Result<NamedLock, NotALockAddress> {
     if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
 }
 
@@ -24,6 +31,10 @@ pub(crate) struct FleetFlags {
     #[arg(long, value_name = "ADDRESS", env = "SMELT_FLEET", value_parser = address)]
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) fleet: Named,
+    /// The NATS server by which builders agree on who builds what, as in nats://10.0.0.5:4222
+    #[arg(long, value_name = "ADDRESS", env = "SMELT_FLEET_LOCK", value_parser = lock_address)]
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) fleet_lock: NamedLock,
     /// Whose results are taken (default: trust.toml in ~/.config/smelt)
     #[arg(long, value_name = "FILE", env = "SMELT_FLEET_TRUST")]
     pub(crate) fleet_trust: Option<PathBuf>,
@@ -33,23 +44,12 @@ pub(crate) struct FleetFlags {
     /// A file with the token that the server wants; else $SMELT_FLEET_TOKEN
     #[arg(long, value_name = "FILE")]
     pub(crate) fleet_token_file: Option<PathBuf>,
+    /// The most that is sent or fetched in a second, as in 2MiB (default: as much as goes)
+    #[arg(long, value_name = "SIZE", env = "SMELT_FLEET_RATE", value_parser = super::size)]
+    pub(crate) fleet_rate: Option<u64>,
     /// A PEM file with the authority that vouches for the server's name, where that is your own
     #[arg(long, value_name = "FILE", env = "SMELT_FLEET_CA")]
     pub(crate) fleet_ca: Option<PathBuf>,
-}
-
-/// What the environment says, to commands without these flags.
-#[derive(Debug, Parser)]
-struct Environment {
-    #[command(flatten)]
-    fleet: FleetFlags,
-}
-
-impl FleetFlags {
-    /// As commands that have no such flags are told: by the environment alone.
-    pub(crate) fn of_environment() -> Result<Self, clap::Error> {
-        Ok(Environment::try_parse_from(["smelt"])?.fleet)
-    }
 }
 
 /// Which results a run publishes.
@@ -97,7 +97,7 @@ pub(crate) enum FleetCommand {
 #[derive(Debug, Args)]
 pub(crate) struct KeygenFlags {
     /// Where the private key is written (default: fleet.pem in ~/.config/smelt)
-    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_KEY")]
+    #[arg(id = "fleet_key", long = "out", value_name = "FILE", env = "SMELT_FLEET_KEY")]
     pub(crate) out: Option<PathBuf>,
 }
 
@@ -181,4 +181,7 @@ pub(crate) struct ProvenanceFlags {
     /// The instance of the fleet that it is said for
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) instance: String,
+    /// Print a table instead: the output, and all that it was made of, each with who made it and who vouches for it
+    #[arg(long)]
+    pub(crate) chain: bool,
 }

@@ -109,6 +109,13 @@ pub(crate) enum GraphFormat {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ConfigFlags {
+    /// Print one JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct CompletionsFlags {
     /// The shell
     pub(crate) shell: clap_complete::Shell,

@@ -18,6 +18,7 @@ use smelt_plan::plan::Stage;
 use smelt_plan::{Digest, Plan, StageId};
 use smelt_store::{Holder, KeyLock, OutputItem, SealError, Store};
 
+use super::vouched::Origin;
 use super::{Fleet, judging_time, saw_time, with_dependents};
 use crate::console::warn;
 use crate::exit::{Exit, Failed};
@@ -25,8 +26,6 @@ use crate::load::Loaded;
 use crate::table::bytes;
 use crate::telling::Telling;
 
-/// Under which name a record says from where an output came.
-pub(crate) const FLEET: &str = "fleet";
 /// How soon a key held by another run is looked at again.
 const TICK: Duration = Duration::from_millis(200);
 /// What is left free beside what is fetched: records and the journals of others.
@@ -292,7 +291,7 @@ impl<'a> Pulling<'a> {
             telling.hear(&format!("[{done}/{all}] fetching {name}"));
             !stop.load(Ordering::Relaxed)
         };
-        let fetched = offer.fetch(&fleet.client, &local, folder, &mut told);
+        let fetched = offer.fetch(&fleet.paced(), &local, folder, &mut told);
         let fetched = fetched.map_err(|error| self.failed(&error))?;
         self.bytes += fetched.bytes;
         self.kept += fetched.kept;
@@ -303,10 +302,17 @@ impl<'a> Pulling<'a> {
     fn seal(&self, offer: &Offer, folder: &Path) -> Result<(), Failed> {
         let Vouched { statement, by } = &offer.vouched;
         let mut record = statement.record.clone();
-        if let (Some(record), Some(fleet)) = (record.as_object_mut(), self.fleet) {
-            let server = fleet.client.name();
-            record.insert(FLEET.to_owned(), json!({ "server": server, "by": by }));
-        }
+        let client = &self.fleet.expect("somebody offered it").client;
+        let envelope =
+            offer.envelope.to_json().map_err(|error| Failed::new(Exit::StageFailed, error))?;
+        let origin = Origin {
+            server: client.name().to_owned(),
+            instance: client.instance().to_owned(),
+            by: by.clone(),
+            at: self.time,
+            statement: serde_json::from_slice(&envelope).expect("it is JSON"),
+        };
+        origin.put(&mut record);
         let kept = (record, statement.refers.as_slice());
         let sealed = self.store.seal_fetched(&statement.key, folder, kept, &statement.tree);
         match sealed {

@@ -2,8 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use smelt_fleet::keys::SigningKey;
@@ -15,7 +13,7 @@ use smelt_plan::plan::{From, Stage};
 use smelt_plan::{Digest, Kind, Plan, StageId};
 use smelt_store::{Inventory, Location, Lookup, Output, RunId};
 
-use super::pull::FLEET;
+use super::vouched::Origin;
 use super::{Fleet, now, with_dependents};
 use crate::exit::{Exit, Failed};
 use crate::load::Loaded;
@@ -47,13 +45,14 @@ impl Outcome {
     }
 }
 
-/// Publishes the outputs of `chosen`, and of the stages that made what these name, each behind what it names.
+/// Publishes the outputs of `chosen`, and of the stages that made what these name, each behind what it names, as long as
+/// that `goes_on`.
 pub(crate) fn push_each(
     fleet: &Fleet,
     loaded: &Loaded,
     signer: &SigningKey,
     chosen: &BTreeSet<StageId>,
-    stop: &Arc<AtomicBool>,
+    goes_on: &dyn Fn() -> bool,
 ) -> Result<Vec<(StageId, Outcome)>, Failed> {
     let shelf = Shelf::of(loaded)?;
     let mut telling = Telling::new();
@@ -66,10 +65,10 @@ pub(crate) fn push_each(
             Ok((statement, folder)) => {
                 let (name, all) = (&statement.provenance.stage, statement.files.bytes());
                 let mut done = 0;
-                let pushed = push(&fleet.client, &statement, &folder, signer, &mut |some| {
+                let pushed = push(&fleet.paced(), &statement, &folder, signer, &mut |some| {
                     done += some;
                     telling.hear(&format!("[{done}/{all}] pushing {name}"));
-                    !stop.load(Ordering::Relaxed)
+                    goes_on()
                 });
                 pushed.map_or_else(Outcome::Failed, Outcome::Pushed)
             }
@@ -77,7 +76,7 @@ pub(crate) fn push_each(
         let is_lost =
             matches!(&outcome, Outcome::Failed(PushError::Remote(error)) if error.is_gone);
         outcomes.push((*id, outcome));
-        if is_lost || stop.load(Ordering::Relaxed) {
+        if is_lost || !goes_on() {
             break;
         }
     }
@@ -186,6 +185,20 @@ impl<'a> Shelf<'a> {
         Some(self.statement(id, sealed, instance))
     }
 
+    /// A stage's output, where it is here, with what is kept of it.
+    pub(crate) fn output(&self, id: StageId) -> Option<&Output> {
+        self.outputs.iter().find(|(other, _)| *other == id).map(|(_, sealed)| &sealed.output)
+    }
+
+    /// What a stage's output was made of, by the names of its inputs.
+    pub(crate) fn inputs(&self, id: StageId) -> Option<Vec<(String, Digest)>> {
+        let output = self.output(id)?;
+        match Origin::of(&output.record) {
+            None => Some(self.provenance(self.plan.stage(id), &output.record).inputs),
+            Some(origin) => Some(origin.ok()?.said().ok()?.provenance.inputs),
+        }
+    }
+
     fn statement(
         &self,
         id: StageId,
@@ -198,15 +211,19 @@ impl<'a> Shelf<'a> {
         };
         let Output { digest, manifest, record, .. } = &sealed.output;
         // Whoever built it vouches for it; this machine only knows who that is said to be.
-        if record.get(FLEET).is_some() {
+        if Origin::is_in(record) {
             return Err("it came from the fleet, where whoever built it vouches for it".to_owned());
         }
         let provenance = self.provenance(stage, record);
         if provenance.inputs.len() < stage.inputs.len() {
             return Err("what it was made of is not here, so nobody could check its key".to_owned());
         }
-        if stage.kind == Kind::Command && stage.tools.is_empty() {
-            return Err("its key does not cover the program that made it".to_owned());
+        if !stage.is_shared() {
+            let why = match stage.share {
+                Some(_) => "it says share = false",
+                None => "its key does not cover the program that made it: share = true, or tools",
+            };
+            return Err(why.to_owned());
         }
         let is_whole = !self.unread.contains(&id);
         let recipes = if is_whole { vec![stage.recipe_key] } else { Vec::new() };

@@ -45,7 +45,9 @@ impl World {
     }
 
     pub(crate) fn write(&self, name: &str, text: &str) {
-        fs::write(self.path(name), text).unwrap();
+        let path = self.path(name);
+        path.parent().map_or(Ok(()), fs::create_dir_all).unwrap();
+        fs::write(path, text).unwrap();
     }
 
     pub(crate) fn read(&self, name: &str) -> String {
@@ -64,6 +66,8 @@ impl World {
         command
             .current_dir(self.folder.path())
             .env("SMELT_CACHE", self.path("cache"))
+            // Whatever is configured on the machine that tests.
+            .env("SMELT_CONFIG", "/dev/null")
             .env("SMELT_TOKENS", self.path("tokens"))
             .env("WORLD", self.folder.path())
             .stdin(Stdio::null());
@@ -176,6 +180,13 @@ pub(crate) fn until(mut is: impl FnMut() -> bool) -> bool {
         thread::sleep(Duration::from_millis(5));
     }
     false
+}
+
+/// Asserts that a command was refused by one line.
+#[track_caller]
+pub(crate) fn refused(ended: &Ended, code: i32, why: &str) {
+    assert_eq!((ended.code, ended.stderr.lines().count()), (Some(code), 1), "{}", ended.stderr);
+    assert!(ended.stderr.contains(why), "{}", ended.stderr);
 }
 
 pub(crate) fn commands(lines: &[&str]) -> String {

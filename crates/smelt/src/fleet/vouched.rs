@@ -1,0 +1,123 @@
+//! Judges again what came from a fleet: whom this machine believes may have changed since.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use smelt_fleet::dsse::Envelope;
+use smelt_fleet::judge::{Asked, Vouched, judge};
+use smelt_fleet::remote::Key;
+use smelt_fleet::statement::Statement;
+use smelt_fleet::trust::Trust;
+use smelt_store::{Digest, OutputItem, Store, Wait};
+
+use super::trust;
+use crate::config;
+use crate::exit::{Exit, Failed};
+use crate::load;
+
+/// Under which name a record says from where an output came.
+const FLEET: &str = "fleet";
+
+/// From where an output came, as its record says it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Origin {
+    pub(crate) server: String,
+    /// The server's name of the fleet.
+    pub(crate) instance: String,
+    /// Who vouched for it when it came.
+    pub(crate) by: Vec<String>,
+    /// By which time that was judged, in seconds of the Unix era.
+    pub(crate) at: u64,
+    /// What they signed, as DSSE has it.
+    pub(crate) statement: Value,
+}
+
+impl Origin {
+    /// Of an output's record; nothing of one that was built here.
+    pub(crate) fn of(record: &Value) -> Option<Result<Self, String>> {
+        let origin = Self::deserialize(record.get(FLEET)?);
+        Some(origin.map_err(|_| "its record does not say what was signed of it".to_owned()))
+    }
+
+    /// Writes it into a record.
+    pub(crate) fn put(&self, record: &mut Value) {
+        if let Some(fields) = record.as_object_mut() {
+            let origin = serde_json::to_value(self).expect("an origin is plain data");
+            fields.insert(FLEET.to_owned(), origin);
+        }
+    }
+
+    /// Whether an output came from a fleet.
+    pub(crate) fn is_in(record: &Value) -> bool {
+        record.get(FLEET).is_some()
+    }
+
+    /// Who vouches for an output by what is believed now.  A key whose time has run out since is no reason against what came
+    /// before: boards would stop on that day.
+    pub(crate) fn judge(&self, tree: &Digest, trust: &Trust) -> Result<Vouched, String> {
+        let asked = Asked { key: Key::Tree(*tree), instance: &self.instance, least: 1 };
+        judge(trust, &self.envelope()?, &asked, self.at).map_err(|refusal| refusal.to_string())
+    }
+
+    /// What was signed, whoever did.
+    pub(crate) fn said(&self) -> Result<Statement, String> {
+        Statement::from_json(&self.envelope()?.payload).map_err(|error| error.to_string())
+    }
+
+    fn envelope(&self) -> Result<Envelope, String> {
+        Envelope::from_json(self.statement.to_string().as_bytes())
+            .map_err(|error| error.to_string())
+    }
+}
+
+/// An output that came from a fleet and is no longer vouched for.
+pub(crate) struct Doubted {
+    pub(crate) tree: Digest,
+    pub(crate) stage: String,
+    pub(crate) why: String,
+}
+
+/// Of `outputs` how many came from a fleet, and those of them for which nobody who is believed now vouches.
+pub(crate) fn doubted<'a>(
+    outputs: impl Iterator<Item = &'a OutputItem>,
+) -> Result<(usize, Vec<Doubted>), Failed> {
+    let fetched: Vec<&OutputItem> = outputs.filter(|it| Origin::is_in(&it.record)).collect();
+    if fetched.is_empty() {
+        return Ok((0, Vec::new()));
+    }
+    let trust = believed()?;
+    let doubt = |item: &&OutputItem| {
+        let origin = Origin::of(&item.record)?;
+        let why = origin.and_then(|origin| origin.judge(&item.tree, &trust)).err()?;
+        let stage = item.record["stage"].as_str().unwrap_or("-").to_owned();
+        Some(Doubted { tree: item.tree, stage, why })
+    };
+    Ok((fetched.len(), fetched.iter().filter_map(doubt).collect()))
+}
+
+/// Whom this machine believes, where no flag names another file.
+pub(crate) fn believed() -> Result<Trust, Failed> {
+    trust(config::trust().as_deref())
+}
+
+/// Refuses an output of the store that came from a fleet and is not vouched for any more, or one that names such.
+pub(crate) fn check(tree: &Digest) -> Result<(), Failed> {
+    let inventory = Store::open_read_only(&load::root()?, Wait::Yes)?.inventory()?;
+    let (mut all, mut waiting) = (BTreeSet::new(), vec![*tree]);
+    while let Some(tree) = waiting.pop() {
+        let item = inventory.outputs.iter().find(|item| item.tree == tree);
+        if let Some(item) = item.filter(|_| all.insert(tree)) {
+            waiting.extend(&item.refers);
+        }
+    }
+    let (_, doubted) = doubted(inventory.outputs.iter().filter(|item| all.contains(&item.tree)))?;
+    doubted.first().map_or(Ok(()), |Doubted { tree, stage, why }| {
+        let (name, file) = (tree.short(), super::trust_file(config::trust().as_deref())?);
+        let message = format!(
+            "output {name} of stage {stage} came from the fleet and is not used: {why} ({})",
+            file.display()
+        );
+        Err(Failed::new(Exit::StageFailed, message))
+    })
+}
