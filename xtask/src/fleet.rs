@@ -3,6 +3,8 @@
 //! A board has a store and a home of its own.  What a stranger's server may make up is tried on one in memory
 //! (`smelt-fleet/src/simulation.rs`).
 
+mod leases;
+
 use std::fs::{self, File};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,21 +14,30 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::server::free_port;
 use crate::tidy::build_smelt;
 use crate::{python, root, target};
 
-/// How long casd may take to start: it does in two seconds.
+/// How long a server may take to start: casd does in two seconds.
 const START: Duration = Duration::from_secs(60);
 const PICTURE: &str = "tests/data/shapes-golden/shapes-1.png";
 const PIPELINE: &str = "pipelines/demo.toml";
 /// What only what was fetched is made of.
 const MIDDLE: [&str; 3] = ["vision-onnx", "llm-quant", "verify"];
 
+/// In `ci` no board is frozen, which takes half a minute.
+pub(crate) fn run_in_ci() -> Result<bool> {
+    run_some(false)
+}
+
 /// `cargo xtask fleet`; whether it could run: the server's wheel is for x86-64 alone.
 pub(crate) fn run() -> Result<bool> {
+    run_some(true)
+}
+
+fn run_some(is_whole: bool) -> Result<bool> {
     println!("\n$ cargo xtask fleet");
     if cfg!(not(target_arch = "x86_64")) {
         println!("fleet: not run, since PyPI has buildbox-casd for x86-64 alone");
@@ -51,9 +62,14 @@ pub(crate) fn run() -> Result<bool> {
     once_more_costs_nothing(&builder, &other)?;
     other_publishes_nothing_of_others(&other)?;
     other_goes_on_alone(&other)?;
+    what_was_taken_is_judged_again(&other)?;
     whoever_is_revoked_is_believed_no_more(&board("late")?, &key)?;
     what_the_server_lost_is_built(&board("lossy")?, &key, server, &casd, &work)?;
     without_a_server_all_is_built(&board("alone")?, &key)?;
+    leases::one_of_many_builds(&smelt, &casd, &work)?;
+    if is_whole {
+        leases::who_was_frozen_publishes_nothing(&smelt, &casd, &work)?;
+    }
     Ok(true)
 }
 
@@ -122,6 +138,31 @@ fn other_goes_on_alone(other: &Board) -> Result<()> {
     let is_forced =
         |(stage, status): &(String, String)| stage == "llm-engine" && status == "sealed";
     ensure!(built.iter().any(is_forced), "{built:?}");
+    Ok(())
+}
+
+/// A key that is revoked later vouches no more for what came before: that is not asked.
+fn what_was_taken_is_judged_again(other: &Board) -> Result<()> {
+    let chain = ["provenance", PIPELINE, "deployment", "--chain"];
+    let told = other.ok(&chain)?;
+    let line = told.lines().find(|line| line.starts_with("deployment ")).unwrap_or_default();
+    ensure!(line.ends_with("builder") && line.contains("grpc://"), "{told}");
+    ensure!(told.contains("not here"), "what it was made of is not told: {told}");
+    let checked = other.json(&["cache", "fsck", "--json"])?;
+    ensure!(checked["fetched"].as_u64() > Some(0) && checked["doubted"] == json!([]), "{checked}");
+    other.ok(&["fleet", "untrust", "builder"])?;
+    let question = ["chat", PIPELINE, "--image", PICTURE, "what shape?"];
+    let (asked, served) = (other.output(&question)?, other.output(&["serve", PIPELINE])?);
+    for refused in [asked, served] {
+        let said = text(&refused.stderr);
+        ensure!(refused.status.code() == Some(1) && said.contains("revoked"), "{said}");
+        ensure!(said.lines().count() == 1 && refused.stdout.is_empty(), "{said}");
+    }
+    let checked = other.output(&["cache", "fsck"])?;
+    let said = text(&checked.stdout);
+    ensure!(checked.status.code() == Some(1) && said.contains("doubted: output"), "{said}");
+    let told = other.output(&chain)?;
+    ensure!(text(&told.stdout).contains("nobody: it is signed by \"builder\", revoked"), "{said}");
     Ok(())
 }
 
@@ -217,23 +258,31 @@ struct Board {
     smelt: PathBuf,
     home: PathBuf,
     fleet: String,
+    /// Where leases are; empty where nobody is asked.
+    lock: String,
 }
 
 impl Board {
     fn new(smelt: &Path, home: PathBuf, port: u16) -> Result<Self> {
         fs::create_dir_all(&home)?;
-        Ok(Self { smelt: smelt.to_owned(), home, fleet: format!("grpc://127.0.0.1:{port}") })
+        let fleet = format!("grpc://127.0.0.1:{port}");
+        Ok(Self { smelt: smelt.to_owned(), home, fleet, lock: String::new() })
     }
 
     fn path(&self, name: &str) -> String {
         self.home.join(name).display().to_string()
     }
 
-    fn output(&self, arguments: &[&str]) -> Result<Output> {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut smelt = Command::new(&self.smelt);
         smelt.args(arguments).current_dir(root()).env("HOME", &self.home);
         smelt.env_remove("XDG_CONFIG_HOME").env("SMELT_CACHE", self.home.join("cache"));
-        smelt.env("SMELT_FLEET", &self.fleet).output().context("cannot start smelt")
+        smelt.env("SMELT_FLEET", &self.fleet).env("SMELT_FLEET_LOCK", &self.lock);
+        smelt
+    }
+
+    fn output(&self, arguments: &[&str]) -> Result<Output> {
+        self.command(arguments).output().context("cannot start smelt")
     }
 
     /// What it answers, without the end of its last line.
@@ -263,6 +312,18 @@ impl Board {
     }
 }
 
+/// Waits until a server listens.
+fn listens(port: u16) -> bool {
+    let begin = Instant::now();
+    while begin.elapsed() < START {
+        if TcpStream::connect(("127.0.0.1", port)).is_ok() {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    false
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -286,14 +347,11 @@ impl Casd {
             .spawn()
             .with_context(|| program.display().to_string())?;
         let server = Self { child, port };
-        let begin = Instant::now();
-        while begin.elapsed() < START {
-            if TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                return Ok(server);
-            }
-            thread::sleep(Duration::from_millis(100));
+        if listens(port) {
+            Ok(server)
+        } else {
+            bail!("casd does not listen; its log is {}", log.display())
         }
-        bail!("casd does not listen; its log is {}", log.display())
     }
 
     pub(crate) fn port(&self) -> u16 {
