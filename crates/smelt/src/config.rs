@@ -53,6 +53,7 @@ enum Form {
     Address,
     LockAddress,
     Push,
+    Kinds,
 }
 
 impl Form {
@@ -72,6 +73,7 @@ impl Form {
             Self::LockAddress => {
                 flags::fleet::lock_address(text).map(drop).map_err(|error| error.to_string())
             }
+            Self::Kinds => text.split(',').try_for_each(|kind| flags::fleet::kind(kind).map(drop)),
             Self::Push => Push::from_str(text, false)
                 .map(drop)
                 .map_err(|_| "it is never, sealed or verified".to_owned()),
@@ -90,7 +92,7 @@ const fn setting(
 }
 
 /// All, in the order in which they are told.
-pub(crate) const SETTINGS: [Setting; 11] = [
+pub(crate) const SETTINGS: [Setting; 13] = [
     setting(STORE, "SMELT_CACHE", "", "cache", Form::Path),
     setting("jobs", "", "jobs", "1", Form::Jobs),
     setting(KEEP_FREE, "SMELT_KEEP_FREE", "keep_free", "", Form::Size),
@@ -100,6 +102,8 @@ pub(crate) const SETTINGS: [Setting; 11] = [
     setting(TRUST, "SMELT_FLEET_TRUST", "fleet_trust", "", Form::Path),
     setting("fleet.key", "SMELT_FLEET_KEY", "fleet_key", "", Form::Path),
     setting("fleet.token-file", "SMELT_FLEET_TOKEN", "fleet_token_file", "", Form::Secret),
+    setting("fleet.push-kind", "", "push_kind", "", Form::Kinds),
+    setting("fleet.push-max", "", "push_max", "", Form::Size),
     setting("fleet.rate", "SMELT_FLEET_RATE", "fleet_rate", "", Form::Size),
     setting("fleet.ca", "SMELT_FLEET_CA", "fleet_ca", "", Form::Path),
 ];
@@ -313,7 +317,10 @@ fn absolute(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use clap::FromArgMatches as _;
+
     use super::*;
+    use crate::flags::Flags;
 
     fn none(_: &str) -> Option<String> {
         None
@@ -384,11 +391,15 @@ mod tests {
     #[test]
     fn every_setting_but_the_store_is_the_default_of_a_flag() {
         let text = "store = \"/s\"\njobs = 2\nkeep-free = \"1GiB\"\n[fleet]\naddress = \"grpc://h:1\"\nlock = \"nats://h:2\"\npush = \"sealed\"\n\
-                    trust = \"/t\"\nkey = \"/k\"\ntoken-file = \"/f\"\nca = \"/c\"\nrate = \"2MiB\"\n";
+                    trust = \"/t\"\nkey = \"/k\"\ntoken-file = \"/f\"\nca = \"/c\"\nrate = \"2MiB\"\n\
+                    push-kind = \"deployment,verify\"\npush-max = \"1GiB\"\n";
         let config: &'static Config = Box::leak(Box::new(of(&[("/c.toml", text)]).unwrap()));
         assert_eq!(config.values.len(), SETTINGS.len());
-        let run = config.with_defaults(flags::command());
-        let run = run.find_subcommand("run").unwrap();
+        let command = config.with_defaults(flags::command());
+        let matches = command.clone().try_get_matches_from(["smelt", "run", "p.toml"]).unwrap();
+        let flags = Flags::from_arg_matches(&matches).unwrap();
+        assert!(format!("{flags:?}").contains("push_kind: [Deployment, Verify]"), "{flags:?}");
+        let run = command.find_subcommand("run").unwrap();
         for setting in SETTINGS.iter().filter(|setting| !setting.flag.is_empty()) {
             let arg = run.get_arguments().find(|arg| arg.get_id() == setting.flag).unwrap();
             let variable = (!setting.variable.is_empty() && setting.form != Form::Secret)

@@ -51,7 +51,7 @@ pub(crate) use doctor::DoctorFlags;
 pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
 pub(crate) use fleet::{
     FleetCommand, FleetFlags, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, ProvenanceFlags,
-    Push, ShareFlags, TrustFlags, UntrustFlags,
+    Push, PushFlags, PushLimits, ShareFlags, TrustFlags, UntrustFlags,
 };
 pub(crate) use image_options::ImageFlags;
 #[cfg(feature = "build")]
@@ -275,6 +275,8 @@ pub(crate) struct RunFlags {
     /// Which results this run publishes to the fleet
     #[arg(long, value_name = "WHICH", default_value = "never", help_heading = "Fleet")]
     pub(crate) push: Push,
+    #[command(flatten)]
+    pub(crate) push_limits: PushLimits,
     /// Print the report as JSON instead of the table
     #[arg(long)]
     pub(crate) json: bool,

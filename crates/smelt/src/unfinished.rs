@@ -11,7 +11,7 @@ use smelt_plan::{Digest, Earlier, Side};
 use smelt_store::{RunId, Store};
 
 use crate::exit::Failed;
-use crate::flags::{FleetFlags, PipelineFlags, Push, RunFlags};
+use crate::flags::{FleetFlags, PipelineFlags, Push, PushLimits, RunFlags};
 use crate::history::{History, WARM_UP};
 
 /// So many runs are looked back at: whoever lets more pass does not go on, but begins.
@@ -44,6 +44,8 @@ pub(crate) struct RunArguments {
     fleet: FleetFlags,
     #[serde(default, skip_serializing_if = "is_default")]
     push: Push,
+    #[serde(default, skip_serializing_if = "is_default")]
+    push_limits: PushLimits,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -70,6 +72,7 @@ impl RunArguments {
             keep_free: flags.keep_free,
             fleet: flags.fleet.clone(),
             push: flags.push,
+            push_limits: flags.push_limits.clone(),
         })
     }
 
@@ -94,6 +97,7 @@ impl RunArguments {
             keep_free: self.keep_free,
             fleet: self.fleet.clone(),
             push: self.push,
+            push_limits: self.push_limits.clone(),
             no_wait: false,
             events: false,
             warm_up: false,

@@ -425,3 +425,25 @@ fn spec_keys_know_the_file_and_nothing_of_the_machine() {
     assert_ne!(keys(&text("y", on), b"host").1, host.1);
     assert_eq!(keys(&text("x", ""), b"host").1, None);
 }
+
+#[test]
+fn a_program_that_no_key_covers_is_shared_only_where_its_stage_says_so() {
+    let shared = |share: &str, tools: Vec<Tool>| {
+        let text = format!(
+            "smelt = 1\nname = \"t\"\n[stage.s]\nkind = \"source\"\nfrom = \"synthetic:x\"\n{share}\
+             [stage.e]\nkind = \"command\"\nargv = [\"x\"]\noutputs = [\"o\"]\n{share}"
+        );
+        let pipeline = Pipeline::parse("t.toml", &text, &Overrides::default()).unwrap();
+        let tools = [(StageName::parse("e").unwrap(), tools)].into();
+        let plan = Plan::build(&pipeline, &Pins { tools, ..Pins::default() }).unwrap();
+        let of = |name: &str| plan.stage(plan.find(name).unwrap());
+        ([of("s").is_shared(), of("e").is_shared()], of("e").recipe_key)
+    };
+    let pin = Pin { path: "/x".into(), digest: Digest::of(b"x") };
+    let tool = vec![Tool { name: "x".to_owned(), pin }];
+    assert_eq!(shared("", Vec::new()).0, [true, false]);
+    assert_eq!(shared("", tool.clone()).0, [true, true]);
+    assert_eq!(shared("share = true\n", Vec::new()).0, [true, true]);
+    assert_eq!(shared("share = false\n", tool).0, [false, false]);
+    assert_eq!(shared("", Vec::new()).1, shared("share = true\n", Vec::new()).1, "it is in a key");
+}

@@ -19,8 +19,8 @@ use smelt_store::Wait;
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{
-    FleetCommand, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, ShareFlags, TrustFlags,
-    UntrustFlags,
+    FleetCommand, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, PushFlags, ShareFlags,
+    TrustFlags, UntrustFlags,
 };
 use crate::fleet::pull::{self, Pulled, Wanted};
 use crate::fleet::push::{self, Outcome, Shelf, push_each};
@@ -198,7 +198,7 @@ fn verify(flags: &FleetVerifyFlags) -> Result<Exit, Failed> {
 }
 
 /// `smelt cache push PIPELINE`.
-pub(crate) fn push(flags: &ShareFlags) -> Result<Exit, Failed> {
+pub(crate) fn push(PushFlags { share: flags, limits }: &PushFlags) -> Result<Exit, Failed> {
     let stop = stop_flag()?;
     let (fleet, signer) = (Fleet::open(&flags.fleet, &stop)?, signer(&flags.fleet)?);
     let loaded = load::plan(&flags.pipeline, Access::Use)?;
@@ -209,7 +209,8 @@ pub(crate) fn push(flags: &ShareFlags) -> Result<Exit, Failed> {
             only.iter().map(|name| Ok(loaded.plan.find(name)?)).collect::<Result<_, Failed>>()?
         }
     };
-    let outcomes = push_each(&fleet, &loaded, &signer, &chosen, &|| !stop.load(Ordering::Relaxed))?;
+    let outcomes =
+        push_each(&fleet, &loaded, &signer, (&chosen, limits), &|| !stop.load(Ordering::Relaxed))?;
     if outcomes.is_empty() {
         let message = "nothing of that is built; build it with: smelt run";
         return Err(Failed::new(Exit::StageFailed, message));

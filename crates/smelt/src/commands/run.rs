@@ -232,8 +232,9 @@ fn publish(
         Push::Sealed => good,
         Push::Verified => fleet::push::verified(plan, &good),
     };
-    match push_each(fleet, loaded, signer, &chosen, &|| !stop.load(Ordering::Relaxed) && is_ours())
-    {
+    match push_each(fleet, loaded, signer, (&chosen, &flags.push_limits), &|| {
+        !stop.load(Ordering::Relaxed) && is_ours()
+    }) {
         Ok(outcomes) => outcomes.iter().for_each(|(id, outcome)| match outcome {
             Outcome::Pushed(pushed) => tell(format_args!(
                 "published {}: {}, of which {} were new to the fleet",

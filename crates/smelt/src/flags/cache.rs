@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use smelt_plan::quantity;
 
-use super::ShareFlags;
+use super::{PushFlags, ShareFlags};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum CacheCommand {
@@ -24,7 +24,7 @@ pub(crate) enum CacheCommand {
     /// List the outputs that are pinned
     Pins(PinsFlags),
     /// Publish outputs of a pipeline to the fleet, signed
-    Push(ShareFlags),
+    Push(PushFlags),
     /// Take from the fleet what a pipeline would else build, only as far as something needs it
     Pull(ShareFlags),
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use smelt_fleet::address::{Address, LockAddress, NotALockAddress, NotAnAddress};
+use smelt_plan::Kind;
 
 use super::PipelineFlags;
 
@@ -63,6 +64,33 @@ pub(crate) enum Push {
     Sealed,
     /// What it has built and a verify stage of the pipeline covers
     Verified,
+}
+
+/// Which results are worth their way.
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Fleet")]
+#[serde(default)]
+pub(crate) struct PushLimits {
+    /// Publish only results of stages of these kinds, and what those name, as in llm-engine-build,deployment
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',', value_parser = kind)]
+    pub(crate) push_kind: Vec<Kind>,
+    /// Publish no result that is larger, as in 4GiB
+    #[arg(long, value_name = "SIZE", value_parser = super::size)]
+    pub(crate) push_max: Option<u64>,
+}
+
+pub(crate) fn kind(text: &str) -> Result<Kind, String> {
+    let names = || Kind::ALL.map(Kind::name).join(", ");
+    Kind::parse(text).ok_or_else(|| format!("one of {}", names()))
+}
+
+/// What is published, and where.
+#[derive(Debug, Args)]
+pub(crate) struct PushFlags {
+    #[command(flatten)]
+    pub(crate) share: ShareFlags,
+    #[command(flatten)]
+    pub(crate) limits: PushLimits,
 }
 
 /// What is published or taken, and where.

@@ -16,7 +16,9 @@ use smelt_store::{Inventory, Location, Lookup, Output, RunId};
 use super::vouched::Origin;
 use super::{Fleet, now, with_dependents};
 use crate::exit::{Exit, Failed};
+use crate::flags::PushLimits;
 use crate::load::Loaded;
+use crate::table::bytes;
 use crate::telling::Telling;
 
 /// What became of a stage's output.
@@ -51,16 +53,19 @@ pub(crate) fn push_each(
     fleet: &Fleet,
     loaded: &Loaded,
     signer: &SigningKey,
-    chosen: &BTreeSet<StageId>,
+    (chosen, limits): (&BTreeSet<StageId>, &PushLimits),
     goes_on: &dyn Fn() -> bool,
 ) -> Result<Vec<(StageId, Outcome)>, Failed> {
     let shelf = Shelf::of(loaded)?;
     let mut telling = Telling::new();
-    let with_named = shelf.with_named(chosen);
+    let with_named = shelf.with_named(&limits.of_kind(loaded, chosen));
     let mut outcomes = Vec::new();
     for (id, sealed) in shelf.outputs.iter().filter(|(id, _)| with_named.contains(id)) {
         let outcome = match shelf.statement(*id, sealed, fleet.client.instance()) {
             Err(why) => Outcome::Kept(why),
+            Ok((statement, _)) if limits.is_too_large(&statement) => {
+                Outcome::Kept(format!("it has {}", bytes(statement.files.bytes())))
+            }
             Ok((statement, _)) if is_there(fleet, &statement) => Outcome::WasThere,
             Ok((statement, folder)) => {
                 let (name, all) = (&statement.provenance.stage, statement.files.bytes());
@@ -81,6 +86,19 @@ pub(crate) fn push_each(
         }
     }
     Ok(outcomes)
+}
+
+impl PushLimits {
+    /// Of these stages those of the kinds that are published.
+    fn of_kind(&self, loaded: &Loaded, chosen: &BTreeSet<StageId>) -> BTreeSet<StageId> {
+        let is_one = |id: &&StageId| self.push_kind.contains(&loaded.plan.stage(**id).kind);
+        let is_any = self.push_kind.is_empty();
+        chosen.iter().filter(|id| is_any || is_one(id)).copied().collect()
+    }
+
+    fn is_too_large(&self, statement: &Statement) -> bool {
+        self.push_max.is_some_and(|most| statement.files.bytes() > most)
+    }
 }
 
 /// Whether the fleet has this very output under this key, vouched for.
