@@ -20,6 +20,8 @@ use crate::remote::plain;
 const LOOK: Duration = Duration::from_secs(1);
 /// A lease is renewed so often before it would run out.
 const RENEWALS: u32 = 3;
+/// Leases that are asked for in one go, so that hundreds are had within a second by a line whose answers take a while.
+const TAKEN_AT_ONCE: usize = 64;
 
 /// Who has a lease, and how far that builder is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,24 +31,27 @@ pub struct Holder {
     pub id: String,
     /// The builder's name, for a person.
     pub builder: String,
+    /// The public key by which it will vouch for what it builds.
+    pub key: String,
     /// What it builds now.
     pub stage: String,
-    /// The stages that are done, of all that it builds.
+    /// How many stages are done.
     pub done: usize,
-    /// See `done`.
+    /// Of how many that it builds.
     pub all: usize,
     /// The last line of the log.
     pub line: String,
 }
 
 impl Holder {
-    /// A builder of that name, as nobody else is.
-    pub fn new(builder: &str) -> Self {
+    /// A builder of that name and public key, as nobody else is, before it builds `all` stages.
+    pub fn new(builder: &str, key: &str, all: usize) -> Self {
         let mut id = [0; 16];
         // Without chance two builders would take each other's leases for their own.
         SystemRandom::new().fill(&mut id).expect("the system has random numbers");
         let id = id.iter().map(|byte| format!("{byte:02x}")).collect();
-        Self { id, builder: builder.to_owned(), ..Self::default() }
+        let (builder, key) = (builder.to_owned(), key.to_owned());
+        Self { id, builder, key, all, ..Self::default() }
     }
 
     fn to_json(&self) -> Vec<u8> {
@@ -57,9 +62,9 @@ impl Holder {
     /// What a server says: nothing where somebody else has written something.
     fn from_json(json: &[u8]) -> Self {
         let read: Self = serde_json::from_slice(json).unwrap_or_default();
-        let Self { id, builder, stage, done, all, line } = read;
-        let (builder, stage, line) = (plain(&builder), plain(&stage), plain(&line));
-        Self { id, builder, stage, done, all, line }
+        let Self { id, builder, key, stage, done, all, line } = read;
+        let [builder, key, stage, line] = [builder, key, stage, line].map(|text| plain(&text));
+        Self { id, builder, key, stage, done: done.min(all), all, line }
     }
 }
 
@@ -67,6 +72,7 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = if self.builder.is_empty() { "another builder" } else { &self.builder };
         match self.stage.as_str() {
+            "" if self.all == 1 => write!(f, "{name} builds a stage")?,
             "" => write!(f, "{name} builds {} stages", self.all)?,
             stage => write!(f, "{name} builds {stage} ({} of {} are done)", self.done, self.all)?,
         }
@@ -105,23 +111,23 @@ pub trait LeaseTable: Send + Sync {
     /// How long a lease lasts.
     fn lasts(&self) -> Duration;
 
-    /// Takes a lease that nobody has: its revision.
+    /// Takes the leases of these keys that nobody has: the revision of each.
     ///
     /// # Errors
-    /// If the server does not answer.
-    fn take(&self, key: &Digest, said: Vec<u8>) -> Result<Option<u64>, TableError>;
+    /// If the server does not answer; some may be taken then.
+    fn take(&self, keys: &[Digest], said: &[u8]) -> Result<Vec<Option<u64>>, TableError>;
 
-    /// Renews the lease that has this revision: the new one.
+    /// Renews the leases that have these revisions: the new ones.
     ///
     /// # Errors
-    /// If the server does not answer.
-    fn renew(&self, key: &Digest, revision: u64, said: Vec<u8>) -> Result<Option<u64>, TableError>;
+    /// If the server does not answer; some may be renewed then.
+    fn renew(&self, leases: &[(Digest, u64)], said: &[u8]) -> Result<Vec<Option<u64>>, TableError>;
 
-    /// Gives the lease back that has this revision.
+    /// Gives back the leases that have these revisions.
     ///
     /// # Errors
     /// If the server does not answer.
-    fn release(&self, key: &Digest, revision: u64) -> Result<(), TableError>;
+    fn release(&self, leases: &[(Digest, u64)]) -> Result<(), TableError>;
 
     /// The lease of a key, if anybody has it.
     ///
@@ -138,31 +144,27 @@ pub enum Claim {
     Theirs(Digest),
 }
 
-/// Takes the leases of all keys or of none.  It goes by the order of the keys: of two builders that want some of the same, one
-/// gets them all.
+/// Takes the leases of all keys or of none.  The first is taken alone: of builders that want the same one goes on, and the others
+/// hold nothing while they wait.
 ///
 /// # Errors
-/// If the server does not answer; none is held then.
+/// If the server does not answer; what was taken runs out then.
 pub fn claim(
     table: Arc<dyn LeaseTable>,
     keys: &BTreeSet<Digest>,
     holder: Holder,
 ) -> Result<Claim, TableError> {
+    let began = Instant::now();
     let mut taken = Taken { table, leases: Vec::new() };
-    for key in keys {
-        match taken.take(key, &holder) {
-            Ok(true) => {}
-            Ok(false) => {
-                taken.release();
-                return Ok(Claim::Theirs(*key));
-            }
-            Err(error) => {
-                taken.release();
-                return Err(error);
-            }
+    let keys: Vec<Digest> = keys.iter().copied().collect();
+    let (first, others) = keys.split_at(keys.len().min(1));
+    for part in [first].into_iter().chain(others.chunks(TAKEN_AT_ONCE)) {
+        if let Some(theirs) = taken.take(part, &holder)? {
+            taken.release();
+            return Ok(Claim::Theirs(theirs));
         }
     }
-    Ok(Claim::Ours(Lease::keep(taken, holder)))
+    Ok(Claim::Ours(Lease::keep(taken, holder, began)))
 }
 
 /// What came of waiting for somebody's lease.
@@ -174,22 +176,29 @@ pub enum Waited {
     Stopped,
 }
 
-/// Waits until nobody has a key's lease; `told` hears who has it, and says whether to go on.
+/// Waits until nobody has a key's lease; `told` hears who has it, and says whether to go on.  A server that is gone may come
+/// back until a lease would have run out.
 ///
 /// # Errors
-/// If the server does not answer.
+/// If the server does not answer any more.
 pub fn wait(
     table: &dyn LeaseTable,
     key: &Digest,
     told: &mut dyn FnMut(&Holder) -> bool,
 ) -> Result<Waited, TableError> {
-    while let Some(entry) = table.look(key)? {
-        if !told(&entry.holder()) {
+    let (mut answered, mut holder) = (Instant::now(), Holder::default());
+    loop {
+        match table.look(key) {
+            Ok(None) => return Ok(Waited::Free),
+            Ok(Some(entry)) => (answered, holder) = (Instant::now(), entry.holder()),
+            Err(error) if answered.elapsed() >= table.lasts() => return Err(error),
+            Err(_) => {}
+        }
+        if !told(&holder) {
             return Ok(Waited::Stopped);
         }
         thread::sleep(LOOK);
     }
-    Ok(Waited::Free)
 }
 
 /// Leases that were taken, with their revisions.
@@ -199,26 +208,28 @@ struct Taken {
 }
 
 impl Taken {
-    /// Takes one more; whether nobody else has it.
-    fn take(&mut self, key: &Digest, holder: &Holder) -> Result<bool, TableError> {
-        let revision = match self.table.take(key, holder.to_json())? {
-            Some(revision) => Some(revision),
+    /// Takes some more; the first that somebody else has.
+    fn take(&mut self, keys: &[Digest], holder: &Holder) -> Result<Option<Digest>, TableError> {
+        let taken = self.table.take(keys, &holder.to_json())?;
+        let mut theirs = None;
+        for (key, revision) in keys.iter().zip(taken) {
             // An answer may have got lost on its way.
-            None => self.own(key, holder)?,
-        };
-        self.leases.extend(revision.map(|revision| (*key, revision)));
-        Ok(revision.is_some())
+            let revision = revision.map_or_else(|| self.own(key, holder), |new| Ok(Some(new)))?;
+            match revision {
+                Some(revision) => self.leases.push((*key, revision)),
+                None => theirs = theirs.or(Some(*key)),
+            }
+        }
+        Ok(theirs)
     }
 
     /// Renews all; whether all are still this builder's.
     fn renew(&mut self, holder: &Holder) -> Result<bool, TableError> {
-        for at in 0..self.leases.len() {
-            let (key, revision) = self.leases[at];
-            let renewed = match self.table.renew(&key, revision, holder.to_json())? {
-                Some(revision) => Some(revision),
-                None => self.own(&key, holder)?,
-            };
-            let Some(revision) = renewed else { return Ok(false) };
+        let renewed = self.table.renew(&self.leases, &holder.to_json())?;
+        for (at, revision) in renewed.into_iter().enumerate() {
+            let key = self.leases[at].0;
+            let revision = revision.map_or_else(|| self.own(&key, holder), |new| Ok(Some(new)))?;
+            let Some(revision) = revision else { return Ok(false) };
             self.leases[at].1 = revision;
         }
         Ok(true)
@@ -232,10 +243,9 @@ impl Taken {
     }
 
     fn release(&mut self) {
-        for (key, revision) in self.leases.drain(..) {
-            // One that is not given back runs out.
-            let _ = self.table.release(&key, revision);
-        }
+        // What is not given back runs out.
+        let _ = self.table.release(&self.leases);
+        self.leases.clear();
     }
 }
 
@@ -259,12 +269,12 @@ struct Kept {
 }
 
 impl Lease {
-    fn keep(taken: Taken, holder: Holder) -> Self {
+    fn keep(taken: Taken, holder: Holder, began: Instant) -> Self {
         let lasts = taken.table.lasts();
         let kept = Arc::new(Kept {
             taken: Mutex::new(taken),
             holder: Mutex::new(holder),
-            renewed: Mutex::new(Instant::now()),
+            renewed: Mutex::new(began),
             lasts,
             is_lost: AtomicBool::new(false),
             is_over: Mutex::new(false),
@@ -280,16 +290,32 @@ impl Lease {
         change(&mut locked(&self.kept.holder));
     }
 
-    /// Whether others wait: as far as that was heard of in time.
-    pub fn is_ours(&self) -> bool {
-        let renewed = *locked(&self.kept.renewed);
-        !self.kept.is_lost.load(Ordering::Relaxed) && renewed.elapsed() < self.kept.lasts
+    /// What is known of them, without asking.
+    pub fn state(&self) -> LeaseState {
+        let is_old = locked(&self.kept.renewed).elapsed() >= self.kept.lasts;
+        match (self.kept.is_lost.load(Ordering::Relaxed), is_old) {
+            (true, _) => LeaseState::Lost,
+            (false, true) => LeaseState::Unknown,
+            (false, false) => LeaseState::Ours,
+        }
     }
 
-    /// Asks the server whether it is so.
-    pub fn confirm(&self) -> bool {
-        self.kept.renew() && self.is_ours()
+    /// What the server says of them.
+    pub fn confirm(&self) -> LeaseState {
+        self.kept.renew();
+        self.state()
     }
+}
+
+/// Whether leases are still those of whoever took them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseState {
+    /// Nobody else has one.
+    Ours,
+    /// Somebody else has.
+    Lost,
+    /// The server has not answered for so long that somebody else may have.
+    Unknown,
 }
 
 impl Kept {
@@ -349,21 +375,18 @@ mod tests {
     }
 
     impl Table {
-        fn write(
-            &self,
-            key: &Digest,
-            said: Vec<u8>,
-            old: Option<u64>,
-        ) -> Result<Option<u64>, TableError> {
-            self.asked()?;
+        fn write(&self, key: &Digest, said: &[u8], old: Option<u64>) -> Option<u64> {
             let mut entries = locked(&self.entries);
             if entries.get(key).map(|entry| entry.revision) != old {
-                return Ok(None);
+                return None;
             }
             let revision = 1 + self.revision.fetch_add(1, Ordering::Relaxed);
-            entries.insert(*key, Entry { said, revision });
-            drop(entries);
-            if self.is_mute.load(Ordering::Relaxed) { Err(gone()) } else { Ok(Some(revision)) }
+            entries.insert(*key, Entry { said: said.to_vec(), revision });
+            Some(revision)
+        }
+
+        fn answer<T>(&self, answer: T) -> Result<T, TableError> {
+            if self.is_mute.load(Ordering::Relaxed) { Err(gone()) } else { Ok(answer) }
         }
 
         fn asked(&self) -> Result<(), TableError> {
@@ -388,22 +411,25 @@ mod tests {
             self.lasts.unwrap_or(Duration::from_secs(3600))
         }
 
-        fn take(&self, key: &Digest, said: Vec<u8>) -> Result<Option<u64>, TableError> {
-            self.write(key, said, None)
+        fn take(&self, keys: &[Digest], said: &[u8]) -> Result<Vec<Option<u64>>, TableError> {
+            self.asked()?;
+            self.answer(keys.iter().map(|key| self.write(key, said, None)).collect())
         }
 
         fn renew(
             &self,
-            key: &Digest,
-            revision: u64,
-            said: Vec<u8>,
-        ) -> Result<Option<u64>, TableError> {
-            self.write(key, said, Some(revision))
+            leases: &[(Digest, u64)],
+            said: &[u8],
+        ) -> Result<Vec<Option<u64>>, TableError> {
+            self.asked()?;
+            let renew = |(key, old): &(Digest, u64)| self.write(key, said, Some(*old));
+            self.answer(leases.iter().map(renew).collect())
         }
 
-        fn release(&self, key: &Digest, revision: u64) -> Result<(), TableError> {
+        fn release(&self, leases: &[(Digest, u64)]) -> Result<(), TableError> {
             self.asked()?;
-            locked(&self.entries).retain(|other, entry| other != key || entry.revision != revision);
+            let is_given = |key: &Digest, entry: &Entry| leases.contains(&(*key, entry.revision));
+            locked(&self.entries).retain(|key, entry| !is_given(key, entry));
             Ok(())
         }
 
@@ -418,7 +444,7 @@ mod tests {
     }
 
     fn ours(table: &Arc<Table>, names: &str, builder: &str) -> Option<Lease> {
-        match claim(table.clone(), &keys(names), Holder::new(builder)).unwrap() {
+        match claim(table.clone(), &keys(names), Holder::new(builder, "", 3)).unwrap() {
             Claim::Ours(lease) => Some(lease),
             Claim::Theirs(key) => {
                 assert!(keys(names).contains(&key));
@@ -436,7 +462,7 @@ mod tests {
         // It holds none while it waits.
         assert_eq!(table.count(), 3);
         let other = ours(&table, "xyz", "third").unwrap();
-        assert!(first.confirm() && other.confirm());
+        assert_eq!([first.confirm(), other.confirm()], [LeaseState::Ours; 2]);
         drop(first);
         assert_eq!(table.count(), 3);
         assert!(ours(&table, "abc", "second").is_some());
@@ -461,10 +487,10 @@ mod tests {
         let away = ours(&table, "a", "away").unwrap();
         table.runs_out(&Digest::of(b"a"));
         let successor = ours(&table, "a", "successor").unwrap();
-        assert!(!away.confirm() && !away.is_ours());
+        assert_eq!([away.confirm(), away.state()], [LeaseState::Lost; 2]);
         drop(away);
         // It gives back what is its own, and that is nothing.
-        assert!(successor.confirm());
+        assert_eq!(successor.confirm(), LeaseState::Ours);
         assert_eq!(table.count(), 1);
     }
 
@@ -473,10 +499,10 @@ mod tests {
         let table = Arc::new(Table::default());
         let lease = ours(&table, "ab", "one").unwrap();
         table.is_mute.store(true, Ordering::Relaxed);
-        assert!(lease.confirm());
+        assert_eq!(lease.confirm(), LeaseState::Ours);
         table.is_mute.store(false, Ordering::Relaxed);
-        assert!(lease.confirm() && lease.is_ours());
-        let holder = Holder::new("two");
+        assert_eq!(lease.confirm(), LeaseState::Ours);
+        let holder = Holder::new("two", "", 1);
         table.is_mute.store(true, Ordering::Relaxed);
         assert!(claim(table.clone(), &keys("c"), holder.clone()).is_err());
         table.is_mute.store(false, Ordering::Relaxed);
@@ -489,11 +515,11 @@ mod tests {
         let table = Arc::new(Table { lasts: Some(lasts), ..Table::default() });
         let lease = ours(&table, "a", "one").unwrap();
         thread::sleep(2 * lasts);
-        assert!(lease.is_ours(), "it is renewed");
+        assert_eq!(lease.state(), LeaseState::Ours, "it is renewed");
         table.is_gone.store(true, Ordering::Relaxed);
         assert!(wait(&*table, &Digest::of(b"a"), &mut |_| true).is_err());
         thread::sleep(2 * lasts);
-        assert!(!lease.is_ours() && !lease.confirm());
+        assert_eq!([lease.state(), lease.confirm()], [LeaseState::Unknown; 2]);
     }
 
     #[test]
@@ -504,7 +530,7 @@ mod tests {
             (holder.stage, holder.done, holder.all) = ("llm".to_owned(), 3, 12);
             holder.line = "layer 7\u{1b}[2J".to_owned();
         });
-        assert!(lease.confirm());
+        assert_eq!(lease.confirm(), LeaseState::Ours);
         let mut heard = Vec::new();
         let waited = wait(&*table, &Digest::of(b"a"), &mut |holder| {
             heard.push(holder.to_string());
@@ -515,7 +541,7 @@ mod tests {
         drop(lease);
         assert_eq!(wait(&*table, &Digest::of(b"a"), &mut |_| true), Ok(Waited::Free));
         // What somebody else has written there.
-        table.take(&Digest::of(b"b"), b"junk".to_vec()).unwrap();
+        table.take(&[Digest::of(b"b")], b"junk").unwrap();
         let entry = table.look(&Digest::of(b"b")).unwrap().unwrap();
         assert!(entry.holder().to_string().starts_with("another builder builds"));
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_nats::ConnectOptions;
 use async_nats::jetstream;
 use async_nats::jetstream::kv::{Config, CreateErrorKind, Operation, Store, UpdateErrorKind};
+use futures_util::future::try_join_all;
 use smelt_store::Digest;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -33,7 +34,6 @@ pub struct NatsTable {
     store: Store,
     name: String,
     instance: String,
-    lasts: Duration,
 }
 
 impl NatsTable {
@@ -59,11 +59,17 @@ impl NatsTable {
         };
         let opened = runtime.block_on(async { timeout(CONNECT_MAX, opened).await });
         let late = |_| wrong("it does not answer".to_owned());
-        let store = opened.map_err(late)?.map_err(wrong)?;
+        let store = opened.map_err(late)?.map_err(&wrong)?;
         let lasts = store.stream.cached_info().config.max_age;
-        // Whoever made the bucket may have let entries stay for ever.
-        let lasts = if lasts.is_zero() { LEASE } else { lasts };
-        Ok(Self { runtime, store, name, instance: instance.to_owned(), lasts })
+        if lasts != LEASE {
+            // By other times a dead builder would be waited for, perhaps for ever.
+            let (has, wants) = (lasts.as_secs_f64(), LEASE.as_secs());
+            let problem = format!(
+                "its bucket {BUCKET} keeps entries for {has} s instead of {wants}: remove it"
+            );
+            return Err(wrong(problem));
+        }
+        Ok(Self { runtime, store, name, instance: instance.to_owned() })
     }
 
     /// An entry's name: one that no other fleet of the server has.
@@ -85,37 +91,36 @@ impl NatsTable {
 
 impl LeaseTable for NatsTable {
     fn lasts(&self) -> Duration {
-        self.lasts
+        LEASE
     }
 
-    fn take(&self, key: &Digest, said: Vec<u8>) -> Result<Option<u64>, TableError> {
-        let entry = self.entry(key);
-        self.ask(async {
-            match self.store.create(&entry, said.into()).await {
+    fn take(&self, keys: &[Digest], said: &[u8]) -> Result<Vec<Option<u64>>, TableError> {
+        self.ask(try_join_all(keys.iter().map(async |key| {
+            match self.store.create(&self.entry(key), said.to_vec().into()).await {
                 Ok(revision) => Ok(Some(revision)),
                 Err(error) if error.kind() == CreateErrorKind::AlreadyExists => Ok(None),
                 Err(error) => Err(told(&error)),
             }
-        })
+        })))
     }
 
-    fn renew(&self, key: &Digest, revision: u64, said: Vec<u8>) -> Result<Option<u64>, TableError> {
-        let entry = self.entry(key);
-        self.ask(async {
-            match self.store.update(&entry, said.into(), revision).await {
+    fn renew(&self, leases: &[(Digest, u64)], said: &[u8]) -> Result<Vec<Option<u64>>, TableError> {
+        self.ask(try_join_all(leases.iter().map(async |(key, revision)| {
+            match self.store.update(&self.entry(key), said.to_vec().into(), *revision).await {
                 Ok(revision) => Ok(Some(revision)),
                 Err(error) if error.kind() == UpdateErrorKind::WrongLastRevision => Ok(None),
                 Err(error) => Err(told(&error)),
             }
-        })
+        })))
     }
 
-    fn release(&self, key: &Digest, revision: u64) -> Result<(), TableError> {
-        let entry = self.entry(key);
-        self.ask(async {
-            let deleted = self.store.delete_expect_revision(&entry, Some(revision)).await;
+    fn release(&self, leases: &[(Digest, u64)]) -> Result<(), TableError> {
+        let released = try_join_all(leases.iter().map(async |(key, revision)| {
+            let deleted =
+                self.store.delete_expect_revision(&self.entry(key), Some(*revision)).await;
             deleted.map_err(|error| told(&error))
-        })
+        }));
+        self.ask(released).map(drop)
     }
 
     fn look(&self, key: &Digest) -> Result<Option<Entry>, TableError> {

@@ -72,7 +72,11 @@ pub struct RemoteError {
 
 /// What strangers wrote, as part of a line for a person: no control characters, and not more than fits.
 pub(crate) fn plain(text: &str) -> String {
-    let plain = text.chars().map(|one| if one.is_control() { '\u{FFFD}' } else { one });
+    // Neither what moves a cursor nor what turns the direction of reading.
+    let is_odd = |one: char| {
+        one.is_control() || matches!(one, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')
+    };
+    let plain = text.chars().map(|one| if is_odd(one) { '\u{FFFD}' } else { one });
     plain.take(TOLD_MAX).collect()
 }
 
@@ -83,7 +87,8 @@ pub(crate) fn told(error: &(dyn Error + 'static)) -> String {
         words.push(error.to_string());
         next = error.source();
     }
-    words.dedup();
+    // Many say what is behind them themselves.
+    words.dedup_by(|inner, outer| outer.contains(inner.as_str()));
     words.join(": ")
 }
 

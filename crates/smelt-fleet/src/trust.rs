@@ -246,7 +246,8 @@ impl Trust {
         Ok(())
     }
 
-    pub(crate) fn by_id(&self, id: Digest) -> Option<&TrustedKey> {
+    /// The key of that name in envelopes, revoked or not.
+    pub fn by_id(&self, id: Digest) -> Option<&TrustedKey> {
         self.keys.iter().find(|key| key.key.id() == id)
     }
 }
