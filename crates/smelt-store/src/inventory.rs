@@ -145,6 +145,25 @@ impl Store {
         self.inventory_by(&links)
     }
 
+    /// An output and all that it names, each with the record that was kept with it last; nothing where no record leads to one
+    /// of them.  No file of theirs is looked at.
+    ///
+    /// # Errors
+    /// If the action log cannot be read.
+    pub fn records_of(&self, tree: &Digest) -> Result<Vec<(Digest, Option<Value>)>, StoreError> {
+        let links = self.links(Spare::All)?;
+        let (mut all, mut waiting) = (Vec::new(), vec![*tree]);
+        while let Some(tree) = waiting.pop() {
+            if all.iter().any(|(known, _)| *known == tree) {
+                continue;
+            }
+            let link = links.by_tree.get(&tree);
+            waiting.extend(link.iter().flat_map(|link| &link.refers));
+            all.push((tree, link.map(|link| link.record.clone())));
+        }
+        Ok(all)
+    }
+
     /// Where log and lists stand now; equal answers mean that nothing was recorded or held between.
     pub(crate) fn links_version(&self, spare: Spare) -> Result<(Version, Roots), StoreError> {
         let roots = self.read_roots(spare)?;

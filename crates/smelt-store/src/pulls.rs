@@ -16,13 +16,27 @@ impl Store {
     /// # Errors
     /// If it cannot be made.
     pub fn pull_dir(&self, key: &Digest) -> Result<PathBuf, StoreError> {
-        self.refuse_read_only("fetch")?;
+        self.begin_pulls()?;
         let dir = self.layout().pulls().join(key.to_string());
-        make_dir(self.disk(), &self.layout().pulls())?;
         make_dir(self.disk(), &dir)?;
         // Whoever goes on writes into files that are there, which leaves no mark on the directory.
         let _ = File::open(&dir).and_then(|dir| dir.set_modified(SystemTime::now()));
         Ok(dir)
+    }
+
+    /// Notes that outputs of others are to be sealed: see [`Store::has_pulls`].
+    ///
+    /// # Errors
+    /// If that cannot be noted.
+    pub fn begin_pulls(&self) -> Result<(), StoreError> {
+        self.refuse_read_only("fetch")?;
+        make_dir(self.disk(), &self.layout().pulls())?;
+        Ok(())
+    }
+
+    /// Whether an output of this store may have come from elsewhere; whoever asks on the way to each run has to ask nothing more.
+    pub fn has_pulls(&self) -> bool {
+        self.disk().lstat(&self.layout().pulls()).is_ok()
     }
 
     /// Removes what nobody has gone on with for so long.
