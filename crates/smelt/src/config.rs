@@ -6,9 +6,12 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::OsString;
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use clap::builder::Resettable;
 use clap::{Arg, Command, ValueEnum as _};
 use smelt_plan::quantity;
 use smelt_plan::text::nearest;
@@ -59,6 +62,9 @@ enum Form {
 impl Form {
     /// Says why a text is no such value.
     fn check(self, text: &str) -> Result<(), String> {
+        if text.contains(char::is_control) {
+            return Err("it holds a control character".to_owned());
+        }
         match self {
             Self::Path | Self::Secret if text.is_empty() => Err("a path is not empty".to_owned()),
             Self::Path | Self::Secret if text.starts_with('~') => {
@@ -96,7 +102,7 @@ pub(crate) const SETTINGS: [Setting; 13] = [
     setting(STORE, "SMELT_CACHE", "", "cache", Form::Path),
     setting("jobs", "", "jobs", "1", Form::Jobs),
     setting(KEEP_FREE, "SMELT_KEEP_FREE", "keep_free", "", Form::Size),
-    setting(FLEET, "SMELT_FLEET", "fleet", "", Form::Address),
+    setting("fleet.address", "SMELT_FLEET", "fleet", "", Form::Address),
     setting("fleet.lock", "SMELT_FLEET_LOCK", "fleet_lock", "", Form::LockAddress),
     setting(PUSH, "", "push", "never", Form::Push),
     setting(TRUST, "SMELT_FLEET_TRUST", "fleet_trust", "", Form::Path),
@@ -109,7 +115,6 @@ pub(crate) const SETTINGS: [Setting; 13] = [
 ];
 const STORE: &str = "store";
 const KEEP_FREE: &str = "keep-free";
-const FLEET: &str = "fleet.address";
 const PUSH: &str = "fleet.push";
 const TRUST: &str = "fleet.trust";
 /// A flag of this name means something else in other commands.
@@ -147,11 +152,30 @@ pub(crate) fn load(named: Option<&Path>) -> Result<(), Failed> {
     let mut config = Config { named: named.map(absolute), ..Config::default() };
     match named {
         Some(file) => config.read(file)?,
-        None => {
-            places().iter().filter(|file| file.exists()).try_for_each(|file| config.read(file))?
+        // What is there and cannot be read says something all the same.
+        None => places()
+            .iter()
+            .filter(|file| !is_absent(file))
+            .try_for_each(|file| config.read(file))?,
+    }
+    check_variables(variable).map_err(Failed::usage)?;
+    CONFIG.get_or_init(|| config);
+    Ok(())
+}
+
+/// Whether nothing of that name is there, nor a link.
+fn is_absent(file: &Path) -> bool {
+    file.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// Refuses what a variable says that is no value of its setting; paths are looked at by whoever needs them.
+fn check_variables(variable: impl Fn(&str) -> Option<String>) -> Result<(), String> {
+    let is_path = |form| matches!(form, Form::Path | Form::Secret);
+    for Setting { variable: name, form, .. } in SETTINGS.iter().filter(|it| !is_path(it.form)) {
+        if let Some(value) = variable(name) {
+            form.check(&value).map_err(|why| format!("{name} = {value:?}: {why}"))?;
         }
     }
-    CONFIG.get_or_init(|| config);
     Ok(())
 }
 
@@ -190,7 +214,7 @@ pub(crate) fn trust() -> Option<PathBuf> {
 
 /// The bytes of memory that stages leave to other programs.
 pub(crate) fn keep_free_bytes() -> u64 {
-    // Nothing, where nobody names it.  A variable that is no size is refused by the commands that have the flag.
+    // Nothing, where nobody names it; what is no size was refused.
     quantity::bytes(&get().value(KEEP_FREE, variable).0).unwrap_or(0)
 }
 
@@ -201,6 +225,13 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 
 impl Config {
     fn read(&mut self, file: &Path) -> Result<(), Failed> {
+        // Nobody may ever write to it.
+        if file.metadata().is_ok_and(|meta| meta.file_type().is_fifo()) {
+            return Err(Failed::usage(format!(
+                "{} is a pipe, and no configuration",
+                file.display()
+            )));
+        }
         let text = read_within(file, "the configuration", FILE_BYTES_MAX).map_err(Failed::usage)?;
         let refused = |why: String| Failed::usage(format!("{}: {why}", file.display()));
         self.add(file, &text).map_err(refused)
@@ -217,7 +248,7 @@ impl Config {
             };
             setting.form.check(&value).map_err(|why| format!("{name} = {value:?}: {why}"))?;
             let value = match setting.form {
-                Form::Path | Form::Secret => beside(file, &value),
+                Form::Path | Form::Secret => beside(file, &value)?,
                 _ => value,
             };
             self.values.insert(setting.name, (value, file.to_owned()));
@@ -245,12 +276,20 @@ impl Config {
         }
     }
 
+    /// Whether a file says which results are published.
+    pub(crate) fn says_push(&self) -> bool {
+        self.values.contains_key(PUSH)
+    }
+
     /// The command line with what the files say for its defaults.
     pub(crate) fn with_defaults(&'static self, command: Command) -> Command {
         let is_of_runs = command.get_name() == "run";
-        let command = command.mut_args(|arg| match self.default_of(&arg, is_of_runs) {
-            Some(value) => arg.default_value(value),
-            None => arg,
+        let command = command.mut_args(|arg| {
+            let arg = if says_nothing(&arg) { arg.env(Resettable::Reset) } else { arg };
+            match self.default_of(&arg, is_of_runs) {
+                Some(value) => arg.default_value(value),
+                None => arg,
+            }
         });
         command.mut_subcommands(|subcommand| self.with_defaults(subcommand))
     }
@@ -258,16 +297,18 @@ impl Config {
     fn default_of(&'static self, arg: &Arg, is_of_runs: bool) -> Option<&'static str> {
         let flag = arg.get_id().as_str();
         let setting = SETTINGS.iter().find(|setting| setting.flag == flag)?;
-        let has_address = !self.value(FLEET, variable).0.is_empty();
         let is_meant = match setting.name {
             ONLY_OF_RUNS => is_of_runs,
-            // It says what is done with a server, where there is one.
-            PUSH => has_address,
             // A flag overrules its variable, and a file does not.
             _ => variable(setting.variable).is_none(),
         };
         self.values.get(setting.name).filter(|_| is_meant).map(|(value, _)| value.as_str())
     }
+}
+
+/// Whether a variable is there and empty, which a parser takes for a value.
+fn says_nothing(arg: &Arg) -> bool {
+    arg.get_env().and_then(env::var_os).is_some_and(|value| value.is_empty())
 }
 
 /// The names of a file, with those of their tables, and their values.
@@ -306,9 +347,10 @@ fn find(name: &str) -> Result<&'static Setting, String> {
 }
 
 /// A path as a file says it.
-fn beside(file: &Path, path: &str) -> String {
-    let whole = file.parent().unwrap_or(Path::new("")).join(path);
-    absolute(&whole).to_string_lossy().into_owned()
+fn beside(file: &Path, path: &str) -> Result<String, String> {
+    let whole = absolute(&file.parent().unwrap_or(Path::new("")).join(path));
+    let whole = whole.into_os_string().into_string();
+    whole.map_err(|_| "the name of its folder is no text".to_owned())
 }
 
 fn absolute(path: &Path) -> PathBuf {
@@ -382,6 +424,18 @@ mod tests {
     }
 
     #[test]
+    fn a_variable_that_is_no_value_is_refused_and_an_empty_one_says_nothing() {
+        let refused =
+            check_variables(|name| (name == "SMELT_KEEP_FREE").then(|| "much".to_owned()));
+        assert!(refused.unwrap_err().starts_with("SMELT_KEEP_FREE = \"much\""));
+        assert_eq!(check_variables(none), Ok(()));
+        assert_eq!(
+            check_variables(|name| (name == "SMELT_CACHE").then(|| "~/x".to_owned())),
+            Ok(())
+        );
+    }
+
+    #[test]
     fn what_nobody_names_could_be_named() {
         for setting in SETTINGS.iter().filter(|setting| !setting.default.is_empty()) {
             assert_eq!(setting.form.check(setting.default), Ok(()), "{}", setting.name);
@@ -413,15 +467,5 @@ mod tests {
                 setting.name
             );
         }
-    }
-
-    #[test]
-    fn without_a_server_nothing_is_published_by_default() {
-        let config: &'static Config =
-            Box::leak(Box::new(of(&[("/c.toml", "[fleet]\npush = \"sealed\"")]).unwrap()));
-        let run = config.with_defaults(flags::command());
-        let run = run.find_subcommand("run").unwrap();
-        let push = run.get_arguments().find(|arg| arg.get_id() == "push").unwrap();
-        assert_eq!(push.get_default_values(), ["never"]);
     }
 }

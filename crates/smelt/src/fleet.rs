@@ -93,8 +93,16 @@ pub(crate) fn trust(given: Option<&Path>) -> Result<Trust, Failed> {
     if given.is_none() && !path.exists() {
         return Ok(Trust::default());
     }
-    let text = load::read_within(&path, "the trust file", TRUST_BYTES_MAX)?;
+    let text =
+        load::read_within(&path, "the trust file", TRUST_BYTES_MAX).map_err(Failed::usage)?;
     Trust::parse(&text).map_err(|error| Failed::usage(format!("{}: {error}", path.display())))
+}
+
+/// Stands for what is written there; nothing where no such file can be read.
+pub(crate) fn trust_mark(given: Option<&Path>) -> Option<Digest> {
+    let path = trust_file(given).ok()?;
+    let text = load::read_within(&path, "the trust file", TRUST_BYTES_MAX).ok()?;
+    Some(Digest::of(text.as_bytes()))
 }
 
 /// Where the private key is.

@@ -118,7 +118,7 @@ fn main() -> ExitCode {
     let flags = read(&arguments);
     paint::decide(flags.manner.color);
     console::set_volume(flags.manner.volume());
-    if let Err(failed) = configured {
+    if let Err(failed) = configured.or_else(|failed| unless_said(flags.command.as_ref(), failed)) {
         return ended(Err(failed));
     }
     let Some(command) = flags.command else { return ended(commands::next::run()) };
@@ -171,6 +171,15 @@ fn configure(arguments: &[OsString]) -> Result<(), Failed> {
     match arguments.get(1).is_some_and(|word| word == "stage") {
         true => Ok(()),
         false => config::load(config::named(arguments).as_deref()),
+    }
+}
+
+/// Commands that say what smelt is are of use whatever is configured: shells start with them.
+fn unless_said(command: Option<&Subcommand>, failed: Failed) -> Result<(), Failed> {
+    use Subcommand::{Completions, Man, Schema};
+    match command {
+        Some(Completions(_) | Man(_) | Schema) => Ok(()),
+        _ => Err(failed),
     }
 }
 

@@ -16,6 +16,7 @@ use smelt_store::{Basis, Location, Lookup, StoreError};
 
 use crate::exit::Failed;
 use crate::flags::RunFlags;
+use crate::fleet;
 use crate::leftovers::{clear_dead, finish};
 use crate::load::{self, Access, Loaded};
 use crate::tools;
@@ -47,7 +48,9 @@ impl Memo {
             kinds,
             file,
             sets,
-            Digest::of(text.as_bytes())
+            Digest::of(text.as_bytes()),
+            // Whom one believes decides what of a fleet's counts as built.
+            fleet::trust_mark(flags.fleet.fleet_trust.as_deref())
         ]);
         Ok(Some(Self { name: Digest::of(all.to_string().as_bytes()) }))
     }

@@ -341,20 +341,26 @@ fn examine(root: &Path, flags: &FsckFlags) -> Result<Exit, FsckError> {
         store.check()?
     };
     let outputs = Store::open_read_only(root, wait)?.inventory()?.outputs;
-    let (fetched, doubted) = vouched::doubted(outputs.iter())?;
+    let vouched = vouched::doubted(outputs.iter());
     if flags.json {
         let mut said = checkup_as_json(flags, &checkup);
-        said["fetched"] = json!(fetched);
-        let row = |it: &Doubted| json!({ "digest": it.tree, "stage": it.stage, "why": it.why });
-        said["doubted"] = doubted.iter().map(row).collect();
+        if let Ok((fetched, doubted)) = &vouched {
+            said["fetched"] = json!(fetched);
+            let row = |it: &Doubted| json!({ "digest": it.tree, "stage": it.stage, "why": it.why });
+            said["doubted"] = doubted.iter().map(row).collect();
+        }
         answer(format_args!("{said}\n"))?;
     } else {
         tell_checkup(&checkup)?;
-        tell_doubted(fetched, &doubted)?;
+        if let Ok((fetched, doubted)) = &vouched {
+            tell_doubted(*fetched, doubted)?;
+        }
     }
-    match end(flags, &checkup) {
-        Exit::Ok if !doubted.is_empty() => Ok(Exit::StageFailed),
-        exit => Ok(exit),
+    match (end(flags, &checkup), vouched) {
+        // What was read is told, and of who vouches for it nothing is known.
+        (_, Err(failed)) => Err(Failed::new(Exit::NotSeen, failed).into()),
+        (Exit::Ok, Ok((_, doubted))) if !doubted.is_empty() => Ok(Exit::StageFailed),
+        (exit, Ok(_)) => Ok(exit),
     }
 }
 
@@ -424,7 +430,9 @@ fn tell_doubted(fetched: usize, doubted: &[Doubted]) -> Result<(), Failed> {
         ))?;
     }
     if !doubted.is_empty() {
-        tell("smelt: what is doubted is neither served nor asked; smelt rm frees it");
+        tell(
+            "smelt: what is doubted is neither asked nor served; the next run builds or fetches it again",
+        );
     }
     Ok(())
 }

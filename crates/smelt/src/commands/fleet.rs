@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use smelt_fleet::keys::{PublicKey, SigningKey};
+use smelt_fleet::lease::TableError;
+use smelt_fleet::nats::NatsTable;
 use smelt_fleet::pull::offer;
 use smelt_fleet::push::Pushed;
 use smelt_fleet::remote::{Key, Remote as _};
@@ -24,7 +26,8 @@ use crate::flags::{
 };
 use crate::fleet::pull::{self, Pulled, Wanted};
 use crate::fleet::push::{self, Outcome, Shelf, push_each};
-use crate::fleet::turn::Builders;
+use crate::fleet::turn;
+use crate::fleet::vouched;
 use crate::fleet::{Fleet, judging_time, key_file, make_folder_of, now, signer, trust, trust_file};
 use crate::load::{self, Access, Loaded};
 use crate::stop::stop_flag;
@@ -103,7 +106,7 @@ fn doubt(flags: &UntrustFlags) -> Result<Exit, Failed> {
     let today = now() / DAY_S * DAY_S;
     change(&path, |trust| trust.revoke(&flags.name, today).map_err(Failed::usage))?;
     tell(format_args!(
-        "nothing that {} vouched for is believed any more; outputs that were taken stay until they are removed: smelt cache ls",
+        "nothing that {} vouched for is believed any more; what was taken before is neither asked nor served, and the next run builds or fetches it again: smelt cache fsck lists it",
         flags.name
     ));
     Ok(Exit::Ok)
@@ -130,27 +133,26 @@ fn status(flags: &FleetStatusFlags) -> Result<Exit, Failed> {
     let fleet = Fleet::open(&flags.fleet, &stop_flag()?)?;
     let (name, millis) = (fleet.client.name(), fleet.round_trip.as_secs_f64() * 1e3);
     let takes = fleet.capabilities.takes_entries;
-    let builders = Builders::open(&flags.fleet, fleet.client.instance());
-    let builders = builders.map_err(|error| Failed::new(Exit::NotSeen, error))?;
-    let lock = builders.as_ref().map(Builders::name);
+    let lock = turn::table(&flags.fleet, fleet.client.instance());
+    let address = flags.fleet.fleet_lock.as_ref().map(ToString::to_string);
     if flags.json {
         let key = |key: &TrustedKey| json!({ "name": key.name, "key": key.key.to_string(), "until": key.until.map(date_text), "revoked": key.revoked.map(date_text) });
         let text = json!({
             "server": name, "round_trip_ms": millis, "takes_entries": takes,
-            "message_bytes_max": fleet.capabilities.batch_bytes_max, "lock": lock,
+            "message_bytes_max": fleet.capabilities.batch_bytes_max, "lock": address, "lock_answers": lock.is_ok(),
             "trusted": fleet.trust.keys.iter().map(key).collect::<Vec<_>>(),
         });
         answer(format_args!("{text}\n"))?;
-        return Ok(Exit::Ok);
+        return heard(lock);
     }
     let writes = if takes { "takes results" } else { "takes no results" };
     answer(format_args!("{name} answers in {millis:.1} ms and {writes}\n"))?;
-    if let Some(lock) = lock {
-        answer(format_args!("builders agree by {lock}\n"))?;
+    if let (Ok(_), Some(address)) = (&lock, address) {
+        answer(format_args!("builders agree by {address}\n"))?;
     }
     if fleet.trust.keys.is_empty() {
         tell("nobody is believed, so nothing is taken: smelt fleet trust KEY --name NAME");
-        return Ok(Exit::Ok);
+        return heard(lock);
     }
     let mut table = Table::new(&["Name", "Key", "For", "Until", "Revoked"]);
     for key in &fleet.trust.keys {
@@ -165,7 +167,12 @@ fn status(flags: &FleetStatusFlags) -> Result<Exit, Failed> {
         ]);
     }
     answer(table)?;
-    Ok(Exit::Ok)
+    heard(lock)
+}
+
+/// Whether the server of leases answers, once all else is told.
+fn heard(lock: Result<Option<NatsTable>, TableError>) -> Result<Exit, Failed> {
+    lock.map(|_| Exit::Ok).map_err(|error| Failed::new(Exit::NotSeen, error))
 }
 
 /// Who vouches for what the server has of a pipeline.
@@ -202,7 +209,7 @@ pub(crate) fn push(PushFlags { share: flags, limits }: &PushFlags) -> Result<Exi
     let stop = stop_flag()?;
     let (fleet, signer) = (Fleet::open(&flags.fleet, &stop)?, signer(&flags.fleet)?);
     let loaded = load::plan(&flags.pipeline, Access::Use)?;
-    let shelf = Shelf::of(&loaded)?;
+    let shelf = Shelf::of(&loaded, &fleet.trust)?;
     let chosen = match flags.only.as_slice() {
         [] => shelf.stages(),
         only => {
@@ -249,7 +256,8 @@ pub(crate) fn pull(flags: &ShareFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Build(Wait::Yes, stop.clone(), None))?;
     let only = flags.only.iter().map(|name| Ok(loaded.plan.find(name)?));
     let only = only.collect::<Result<Vec<_>, Failed>>()?;
-    let wanted = Wanted { only: &only, force: &BTreeSet::new() };
+    let doubted = vouched::doubted_stages(&loaded.plan, &loaded.store, &fleet.trust)?;
+    let wanted = Wanted { only: &only, force: &BTreeSet::new(), doubted: &doubted };
     let pulled = pull::pull(Some(&fleet), &loaded, &wanted, &stop)?;
     let lacks = pulled.targets.iter().filter(|id| !pulled.known.contains_key(id));
     let lacks: Vec<&str> = lacks.map(|id| loaded.plan.stage(*id).name.as_str()).collect();

@@ -18,7 +18,7 @@ use crate::table::Table;
 pub(crate) fn run(flags: &ProvenanceFlags) -> Result<Exit, Failed> {
     let loaded = load::plan(&flags.pipeline, Access::Use)?;
     let id = loaded.plan.find(&flags.stage)?;
-    let shelf = Shelf::of(&loaded)?;
+    let shelf = Shelf::of(&loaded, &vouched::believed()?)?;
     let none = || {
         let message = format!("stage {} is not built; build it with: smelt run", flags.stage);
         Failed::new(Exit::StageFailed, message)

@@ -11,8 +11,7 @@ use smelt_exec::{
     Confinement, Progress, RunReport, RunStatus, Runner, Signatures, StageReport, StageStatus, Task,
 };
 use smelt_fleet::keys::SigningKey;
-use smelt_fleet::lease::{Holder, Lease};
-use smelt_fleet::remote::Remote as _;
+use smelt_fleet::lease::{Holder, Lease, LeaseState};
 use smelt_forecast::{Alike, Forecasts, Towers};
 use smelt_plan::admission::Forecast;
 use smelt_plan::kind::WRITES;
@@ -25,6 +24,7 @@ use smelt_store::{Lookup, Run, StoreError, Wait};
 
 use super::fleet::pulled_line;
 use crate::checkpoints::Checkpoints;
+use crate::config;
 use crate::console::{answer, fail, offer, tell, warn};
 use crate::course::{self, Course};
 use crate::events::{self, Events};
@@ -33,6 +33,7 @@ use crate::flags::{Push, RunFlags};
 use crate::fleet::pull::{Pulled, Wanted};
 use crate::fleet::push::{Outcome, push_each};
 use crate::fleet::turn::{Builders, Turn, to_build};
+use crate::fleet::vouched;
 use crate::fleet::{self, Fleet};
 use crate::ladder;
 use crate::last_run::{self, LastRun};
@@ -81,8 +82,19 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let mut wishes = wishes(flags, plan, &share)?;
     let fleet = open_fleet(flags, &stop)?;
     let is_named = flags.fleet.fleet.is_some() && !flags.is_trial();
-    let shared = is_named.then(|| share_work(flags, fleet.as_ref(), &loaded, &mut wishes, &stop));
-    let shared = shared.transpose()?;
+    let doubted = doubted(flags, &loaded, &wishes)?;
+    let sharing = Sharing {
+        signer: signer.as_ref(),
+        flags,
+        fleet: fleet.as_ref(),
+        loaded: &loaded,
+        doubted: &doubted,
+        stop: &stop,
+    };
+    let shared = is_named.then(|| sharing.share(&mut wishes)).transpose()?;
+    let again = doubted.keys().filter(|id| !wishes.known.contains_key(id)).copied();
+    let again: BTreeSet<StageId> = again.filter(|id| wishes.wanted(plan).contains(id)).collect();
+    wishes.force.extend(again);
     let lease = shared.as_ref().and_then(|shared| shared.lease.as_ref());
     need_here(&loaded, &wishes)?;
     need_secrets(&loaded, &flags.pipeline.pipeline, &wishes)?;
@@ -132,6 +144,10 @@ fn signer(flags: &RunFlags) -> Result<Option<SigningKey>, Failed> {
         return Ok(None);
     }
     if flags.fleet.fleet.is_none() {
+        // The configuration says what is done with a server, where there is one.
+        if config::get().says_push() {
+            return Ok(None);
+        }
         return Err(Failed::usage("--push: no server is named; add --fleet grpc://HOST:PORT"));
     }
     fleet::signer(&flags.fleet).map(Some)
@@ -157,55 +173,79 @@ struct Shared {
     lease: Option<Lease>,
 }
 
-/// Takes from the fleet what this run would else build, and agrees with its other builders on who builds the rest.
-fn share_work(
+/// What came from the fleet once and is not vouched for any more: it is built or fetched again.
+fn doubted(
     flags: &RunFlags,
-    fleet: Option<&Fleet>,
-    loaded: &Loaded,
-    wishes: &mut Wishes,
-    stop: &Arc<AtomicBool>,
-) -> Result<Shared, Failed> {
-    let builders = fleet.and_then(|fleet| Builders::of(&flags.fleet, fleet.client.instance()));
-    let mut lease = None;
-    loop {
-        let pulled = pull(flags, fleet, loaded, wishes, stop)?;
-        wishes.is_share |= wishes.only.is_empty();
-        wishes.only.clone_from(&pulled.targets);
-        wishes.known.extend(&pulled.known);
-        let keys = to_build(&loaded.plan, &loaded.store, wishes)?;
-        let Some(builders) = builders.as_ref().filter(|_| !keys.is_empty()) else {
-            return Ok(Shared { _pulled: pulled, lease: None });
-        };
-        // Somebody may have published between the question and the lease, so it is asked once more.
-        if lease.is_some() {
-            return Ok(Shared { _pulled: pulled, lease });
-        }
-        match builders.turn(flags, &keys, stop)? {
-            Turn::Ours(None) => return Ok(Shared { _pulled: pulled, lease: None }),
-            Turn::Ours(taken) => lease = taken,
-            Turn::Again => {}
-        }
-    }
-}
-
-/// Takes from the fleet what this run would else build.
-fn pull(
-    flags: &RunFlags,
-    fleet: Option<&Fleet>,
     loaded: &Loaded,
     wishes: &Wishes,
-    stop: &Arc<AtomicBool>,
-) -> Result<Pulled, Failed> {
-    let mut built_anyway = wishes.force.clone();
-    for name in &flags.check {
-        built_anyway.insert(loaded.plan.find(name)?);
+) -> Result<BTreeMap<StageId, String>, Failed> {
+    let Loaded { plan, store, .. } = loaded;
+    if flags.is_trial() || !store.has_pulls() {
+        return Ok(BTreeMap::new());
     }
-    let wanted = Wanted { only: &wishes.only, force: &built_anyway };
-    let pulled = fleet::pull::pull(fleet, loaded, &wanted, stop)?;
-    if !pulled.fetched.is_empty() {
-        tell(pulled_line(loaded, &pulled));
+    let trust = fleet::trust(flags.fleet.fleet_trust.as_deref())?;
+    let mut doubted = vouched::doubted_stages(plan, store, &trust)?;
+    let wanted = wishes.wanted(plan);
+    doubted.retain(|id, _| wanted.contains(id));
+    for (id, why) in &doubted {
+        let name = &plan.stage(*id).name;
+        warn(format_args!("{name} came from the fleet and is made anew: {why}"));
     }
-    Ok(pulled)
+    Ok(doubted)
+}
+
+/// What a run shares with a fleet.
+struct Sharing<'a> {
+    flags: &'a RunFlags,
+    /// By whose key it publishes, where it does.
+    signer: Option<&'a SigningKey>,
+    fleet: Option<&'a Fleet>,
+    loaded: &'a Loaded,
+    doubted: &'a BTreeMap<StageId, String>,
+    stop: &'a Arc<AtomicBool>,
+}
+
+impl Sharing<'_> {
+    /// Takes from the fleet what this run would else build, and agrees with its other builders on who builds the rest.
+    fn share(&self, wishes: &mut Wishes) -> Result<Shared, Failed> {
+        let Self { flags, signer, fleet, loaded, stop, doubted } = *self;
+        let builders = fleet.and_then(|fleet| Builders::of(flags, fleet, signer));
+        let mut lease = None;
+        loop {
+            let pulled = self.pull(wishes)?;
+            wishes.is_share |= wishes.only.is_empty();
+            wishes.only.clone_from(&pulled.targets);
+            wishes.known.extend(&pulled.known);
+            let keys = to_build(loaded, wishes, flags, doubted)?;
+            let Some(builders) = builders.as_ref().filter(|_| !keys.built.is_empty()) else {
+                return Ok(Shared { _pulled: pulled, lease: None });
+            };
+            // Somebody may have published between the question and the lease, so it is asked once more.
+            if lease.is_some() {
+                return Ok(Shared { _pulled: pulled, lease });
+            }
+            match builders.turn(&keys, stop)? {
+                Turn::Ours(None) => return Ok(Shared { _pulled: pulled, lease: None }),
+                Turn::Ours(taken) => lease = taken,
+                Turn::Again => {}
+            }
+        }
+    }
+
+    /// Takes from the fleet what this run would else build.
+    fn pull(&self, wishes: &Wishes) -> Result<Pulled, Failed> {
+        let Self { flags, fleet, loaded, doubted, stop, .. } = *self;
+        let mut built_anyway = wishes.force.clone();
+        for name in &flags.check {
+            built_anyway.insert(loaded.plan.find(name)?);
+        }
+        let wanted = Wanted { only: &wishes.only, force: &built_anyway, doubted };
+        let pulled = fleet::pull::pull(fleet, loaded, &wanted, stop)?;
+        if !pulled.fetched.is_empty() {
+            tell(pulled_line(loaded, &pulled));
+        }
+        Ok(pulled)
+    }
 }
 
 /// Publishes what a run has built or found.  What cannot be published is told, and is there all the same.
@@ -218,11 +258,19 @@ fn publish(
     (stop, lease): (&Arc<AtomicBool>, Option<&Lease>),
 ) {
     let plan = &loaded.plan;
-    let is_ours = || lease.is_none_or(Lease::is_ours);
-    if lease.is_some_and(|lease| !lease.confirm()) {
-        return warn(
-            "nothing is published: this run was away, and another builder may have taken over; smelt cache push publishes",
-        );
+    let is_ours = || lease.is_none_or(|lease| lease.state() == LeaseState::Ours);
+    match lease.map(Lease::confirm) {
+        None | Some(LeaseState::Ours) => {}
+        Some(LeaseState::Lost) => {
+            return warn(
+                "nothing is published: this run was away, and another builder has taken over",
+            );
+        }
+        Some(LeaseState::Unknown) => {
+            return warn(
+                "nothing is published: the server of leases answers no more, and another builder may have taken over; smelt cache push publishes",
+            );
+        }
     }
     let is_good = |stage: &&StageReport| stage.digest.is_some();
     let good = report.stages.iter().filter(is_good).filter_map(|it| plan.find(&it.name).ok());

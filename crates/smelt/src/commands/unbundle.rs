@@ -15,6 +15,7 @@ use crate::built;
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::UnbundleFlags;
+use crate::fleet::vouched::Origin;
 use crate::leftovers::clear_dead;
 use crate::load;
 use crate::table::{Table, bytes};
@@ -162,7 +163,11 @@ fn seal(
             let folder = holder.work_dir(&output.tree.short())?;
             let mut told = |some| course.add(some, &output.tree);
             bundle.extract(number, &folder, &mut told).map_err(failed)?;
-            let sealed = store.seal_referring(&key.key, &folder, key.record(), &output.refers);
+            let record = key.record();
+            if Origin::is_in(&record) {
+                store.begin_pulls()?;
+            }
+            let sealed = store.seal_referring(&key.key, &folder, record, &output.refers);
             sealed.map_err(|error| Failed::new(Exit::StageFailed, error))?;
         }
         key.recipes.iter().try_for_each(|recipe| store.alias_later(recipe, &key.key))?;

@@ -16,9 +16,9 @@ use smelt_fleet::remote::{Key, Remote as _};
 use smelt_fleet::statement::{Provenance, Statement};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Digest, Plan, StageId};
-use smelt_store::{Holder, KeyLock, OutputItem, SealError, Store};
+use smelt_store::{Holder, KeyLock, Output, OutputItem, SealError, Store};
 
-use super::vouched::Origin;
+use super::vouched::{Origin, doubt};
 use super::{Fleet, judging_time, saw_time, with_dependents};
 use crate::console::warn;
 use crate::exit::{Exit, Failed};
@@ -82,6 +82,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) only: &'a [StageId],
     /// Those that are to be built whatever is there.
     pub(crate) force: &'a BTreeSet<StageId>,
+    /// Those whose outputs here are not vouched for any more.
+    pub(crate) doubted: &'a BTreeMap<StageId, String>,
 }
 
 /// Takes an output that is here or in the fleet, else what it is made of.  What cannot be had is told in one line and left to
@@ -93,7 +95,7 @@ pub(crate) fn pull(
     stop: &Arc<AtomicBool>,
 ) -> Result<Pulled, Failed> {
     let Loaded { plan, store, .. } = loaded;
-    let Wanted { only, force } = *wanted;
+    let Wanted { only, force, doubted } = *wanted;
     let mut targets = if only.is_empty() { sinks(plan) } else { only.to_vec() };
     let forced: Vec<StageId> = force.iter().filter(|id| !targets.contains(id)).copied().collect();
     targets.extend(forced);
@@ -101,7 +103,7 @@ pub(crate) fn pull(
     // nothing.
     let is_built = |id, stage: &Stage| force.contains(&id) || stage.unread.is_some();
     let built = with_dependents(plan, is_built);
-    let mut pulling = Pulling::new(fleet, loaded, stop)?;
+    let mut pulling = Pulling::new(fleet, loaded, doubted, stop)?;
     let mut needed: BTreeSet<StageId> = targets.iter().copied().collect();
     let mut known = BTreeMap::new();
     // Each stage comes behind those that it needs.
@@ -126,6 +128,7 @@ struct Pulling<'a> {
     plan: &'a Plan,
     store: &'a Store,
     stop: &'a Arc<AtomicBool>,
+    doubted: &'a BTreeMap<StageId, String>,
     telling: Telling,
     /// The server is gone: it is asked no more.
     is_lost: bool,
@@ -145,6 +148,7 @@ impl<'a> Pulling<'a> {
     fn new(
         fleet: Option<&'a Fleet>,
         loaded: &'a Loaded,
+        doubted: &'a BTreeMap<StageId, String>,
         stop: &'a Arc<AtomicBool>,
     ) -> Result<Self, Failed> {
         let Loaded { plan, store, .. } = loaded;
@@ -153,6 +157,7 @@ impl<'a> Pulling<'a> {
             plan,
             store,
             stop,
+            doubted,
             telling: Telling::new(),
             is_lost: false,
             told: BTreeSet::new(),
@@ -169,7 +174,9 @@ impl<'a> Pulling<'a> {
     /// The content key of a stage whose output is here, from now on if the fleet has it.
     fn found(&mut self, id: StageId) -> Result<Option<Digest>, Failed> {
         let stage = self.plan.stage(id);
-        if let Some(key) = self.here(&stage.recipe_key)? {
+        if !self.doubted.contains_key(&id)
+            && let Some(key) = self.here(&stage.recipe_key)?
+        {
             return Ok(Some(key));
         }
         let Some(offer) = self.offered(id) else { return Ok(None) };
@@ -254,6 +261,8 @@ impl<'a> Pulling<'a> {
         }
         let _lock = self.locked(&statement.key)?;
         match self.store.lookup(&statement.key)?.hit() {
+            // Somebody who is believed has signed the very bytes: who did is written down.
+            Some(here) if here.digest == statement.tree && self.is_doubted(&here) => {}
             Some(here) if here.digest == statement.tree => return Ok(()),
             Some(here) => {
                 let message = format!("under its key is {} here", here.digest.short());
@@ -265,6 +274,11 @@ impl<'a> Pulling<'a> {
         self.has_room(statement.files.bytes().saturating_sub(self.store.bytes_below(&folder)?))?;
         self.fetch(offer, &folder)?;
         self.seal(offer, &folder)
+    }
+
+    fn is_doubted(&self, output: &Output) -> bool {
+        let trust = self.fleet.map(|fleet| &fleet.trust);
+        trust.is_some_and(|trust| doubt(&output.digest, &output.record, trust).is_some())
     }
 
     /// Waits for another run that fetches or builds the key.
@@ -332,7 +346,8 @@ impl<'a> Pulling<'a> {
         let inventory = self.store.inventory()?;
         let item = inventory.outputs.iter().find(|item| item.tree == *tree);
         let Some(key) = item.and_then(|item| item.keys.first()) else { return Ok(false) };
-        Ok(self.store.lookup(key)?.hit().is_some_and(|output| output.digest == *tree))
+        let output = self.store.lookup(key)?.hit();
+        Ok(output.is_some_and(|output| output.digest == *tree && !self.is_doubted(&output)))
     }
 
     /// The outputs of the same stage that were used last: what comes is another version of them.

@@ -9,11 +9,12 @@ use smelt_fleet::pull::offer;
 use smelt_fleet::push::{PushError, Pushed, push};
 use smelt_fleet::remote::{Key, Remote as _};
 use smelt_fleet::statement::{Provenance, Statement, from_rfc3339};
+use smelt_fleet::trust::Trust;
 use smelt_plan::plan::{From, Stage};
 use smelt_plan::{Digest, Kind, Plan, StageId};
 use smelt_store::{Inventory, Location, Lookup, Output, RunId};
 
-use super::vouched::Origin;
+use super::vouched::{Origin, doubted_stages};
 use super::{Fleet, now, with_dependents};
 use crate::exit::{Exit, Failed};
 use crate::flags::PushLimits;
@@ -56,9 +57,9 @@ pub(crate) fn push_each(
     (chosen, limits): (&BTreeSet<StageId>, &PushLimits),
     goes_on: &dyn Fn() -> bool,
 ) -> Result<Vec<(StageId, Outcome)>, Failed> {
-    let shelf = Shelf::of(loaded)?;
+    let shelf = Shelf::of(loaded, &fleet.trust)?;
     let mut telling = Telling::new();
-    let with_named = shelf.with_named(&limits.of_kind(loaded, chosen));
+    let with_named = shelf.with_named(&limits.of_kind(&loaded.plan, chosen));
     let mut outcomes = Vec::new();
     for (id, sealed) in shelf.outputs.iter().filter(|(id, _)| with_named.contains(id)) {
         let outcome = match shelf.statement(*id, sealed, fleet.client.instance()) {
@@ -90,8 +91,8 @@ pub(crate) fn push_each(
 
 impl PushLimits {
     /// Of these stages those of the kinds that are published.
-    fn of_kind(&self, loaded: &Loaded, chosen: &BTreeSet<StageId>) -> BTreeSet<StageId> {
-        let is_one = |id: &&StageId| self.push_kind.contains(&loaded.plan.stage(**id).kind);
+    pub(super) fn of_kind(&self, plan: &Plan, chosen: &BTreeSet<StageId>) -> BTreeSet<StageId> {
+        let is_one = |id: &&StageId| self.push_kind.contains(&plan.stage(**id).kind);
         let is_any = self.push_kind.is_empty();
         chosen.iter().filter(|id| is_any || is_one(id)).copied().collect()
     }
@@ -136,6 +137,8 @@ pub(crate) struct Shelf<'a> {
     /// The stages whose recipe keys mean nothing to others: what they are made of is not here.
     unread: BTreeSet<StageId>,
     anywhere: Vec<Digest>,
+    /// The stages whose outputs are made of what nobody vouches for any more.
+    doubted: BTreeSet<StageId>,
 }
 
 /// An output and the key that leads to it.
@@ -145,8 +148,11 @@ struct Sealed {
 }
 
 impl<'a> Shelf<'a> {
-    pub(crate) fn of(loaded: &'a Loaded) -> Result<Self, Failed> {
+    /// `trust` says whose outputs are believed.
+    pub(crate) fn of(loaded: &'a Loaded, trust: &Trust) -> Result<Self, Failed> {
         let Loaded { plan, store, .. } = loaded;
+        let doubted = doubted_stages(plan, store, trust)?;
+        let doubted = with_dependents(plan, |id, _| doubted.contains_key(&id));
         let unread = with_dependents(plan, |_, stage| stage.unread.is_some());
         let (mut outputs, mut trees) = (Vec::new(), BTreeMap::new());
         for (id, stage) in plan.stages() {
@@ -168,6 +174,7 @@ impl<'a> Shelf<'a> {
             trees,
             unread,
             anywhere: plan.keys_anywhere(),
+            doubted,
         })
     }
 
@@ -231,6 +238,12 @@ impl<'a> Shelf<'a> {
         // Whoever built it vouches for it; this machine only knows who that is said to be.
         if Origin::is_in(record) {
             return Err("it came from the fleet, where whoever built it vouches for it".to_owned());
+        }
+        if self.doubted.contains(&id) {
+            return Err(
+                "it is made of what nobody vouches for any more: smelt run makes that anew"
+                    .to_owned(),
+            );
         }
         let provenance = self.provenance(stage, record);
         if provenance.inputs.len() < stage.inputs.len() {

@@ -1,20 +1,25 @@
 //! Agrees with the other builders of a fleet on who builds what this run lacks.
 
-use std::collections::BTreeSet;
-use std::env;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use smelt_fleet::keys::{PublicKey, SigningKey};
 use smelt_fleet::lease::{Claim, Holder, Lease, LeaseTable, TableError, Waited, claim, wait};
 use smelt_fleet::nats::NatsTable;
+use smelt_fleet::remote::Remote as _;
 use smelt_plan::schedule::Wishes;
-use smelt_plan::{Digest, Plan};
+use smelt_plan::{Digest, StageId};
 use smelt_store::Store;
 
+use super::Fleet;
+use super::push::verified;
+use crate::config;
 use crate::console::{tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::flags::{FleetFlags, Push, RunFlags};
+use crate::load::Loaded;
 use crate::telling::Telling;
 
 /// Whose turn it is.
@@ -27,54 +32,55 @@ pub(crate) enum Turn {
 }
 
 /// The builders of a fleet that share a server of leases.
-pub(crate) struct Builders {
+pub(crate) struct Builders<'a> {
     table: Arc<dyn LeaseTable>,
-    name: String,
+    flags: &'a RunFlags,
+    fleet: &'a Fleet,
+    signer: Option<&'a SigningKey>,
 }
 
-impl Builders {
+/// The server of leases that the flags name, if any.
+///
+/// # Errors
+/// If it does not answer.
+pub(crate) fn table(flags: &FleetFlags, instance: &str) -> Result<Option<NatsTable>, TableError> {
+    let Some(address) = &flags.fleet_lock else { return Ok(None) };
+    let token = config::variable("SMELT_FLEET_LOCK_TOKEN");
+    let authority = flags.fleet_ca.as_deref();
+    NatsTable::connect(address, token.as_deref(), authority, instance).map(Some)
+}
+
+impl<'a> Builders<'a> {
     /// Those that the flags name.  A server that is gone is told of, and everybody builds.
-    pub(crate) fn of(flags: &FleetFlags, instance: &str) -> Option<Self> {
-        Self::open(flags, instance).unwrap_or_else(|error| {
-            gone(&error);
-            None
-        })
+    pub(crate) fn of(
+        flags: &'a RunFlags,
+        fleet: &'a Fleet,
+        signer: Option<&'a SigningKey>,
+    ) -> Option<Self> {
+        match table(&flags.fleet, fleet.client.instance()) {
+            Ok(table) => Some(Self { table: Arc::new(table?), flags, fleet, signer }),
+            Err(error) => {
+                gone(&error);
+                None
+            }
+        }
     }
 
-    /// The same, if their server answers.
-    pub(crate) fn open(flags: &FleetFlags, instance: &str) -> Result<Option<Self>, TableError> {
-        let Some(address) = &flags.fleet_lock else { return Ok(None) };
-        let token = env::var("SMELT_FLEET_LOCK_TOKEN").ok().filter(|token| !token.is_empty());
-        let authority = flags.fleet_ca.as_deref();
-        let table = NatsTable::connect(address, token.as_deref(), authority, instance)?;
-        Ok(Some(Self { table: Arc::new(table), name: address.to_string() }))
-    }
-
-    /// The server that they share.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Waits for whoever builds one of `keys`, or takes them all for this run.
-    pub(crate) fn turn(
-        &self,
-        flags: &RunFlags,
-        keys: &BTreeSet<Digest>,
-        stop: &AtomicBool,
-    ) -> Result<Turn, Failed> {
-        let asked = match flags.push {
+    /// Waits for whoever builds one of `keys`, or takes those that this run will publish.
+    pub(crate) fn turn(&self, keys: &Keys, stop: &AtomicBool) -> Result<Turn, Failed> {
+        let asked = match self.signer.filter(|_| !keys.published.is_empty()) {
             // Whoever publishes nothing has nothing that others could wait for.
-            Push::Never => self.held(keys).map(|held| held.map(Claim::Theirs)),
-            Push::Sealed | Push::Verified => {
-                let holder = Holder { all: keys.len(), ..Holder::new(&own_name()) };
-                claim(self.table.clone(), keys, holder).map(Some)
+            None => self.held(&keys.built).map(|held| held.map(Claim::Theirs)),
+            Some(signer) => {
+                let key = signer.public().to_string();
+                let holder = Holder::new(&own_name(), &key, keys.built.len());
+                claim(self.table.clone(), &keys.published, holder).map(Some)
             }
         };
         match asked {
             Ok(None) => Ok(Turn::Ours(None)),
             Ok(Some(Claim::Ours(lease))) => Ok(Turn::Ours(Some(lease))),
-            Ok(Some(Claim::Theirs(key))) if flags.no_wait => Err(self.busy(&key)),
-            Ok(Some(Claim::Theirs(key))) => self.wait(&key, stop),
+            Ok(Some(Claim::Theirs(key))) => self.others(&key, stop),
             Err(error) => Ok(alone(&error)),
         }
     }
@@ -89,12 +95,37 @@ impl Builders {
         Ok(None)
     }
 
+    /// What to do while somebody else builds.
+    fn others(&self, key: &Digest, stop: &AtomicBool) -> Result<Turn, Failed> {
+        let holder = match self.table.look(key) {
+            Ok(Some(entry)) => entry.holder(),
+            Ok(None) => return Ok(Turn::Again),
+            Err(error) => return Ok(alone(&error)),
+        };
+        if !self.believes(&holder) {
+            tell(format_args!(
+                "smelt: {holder}; it is not waited for, since nobody here believes its key"
+            ));
+            return Ok(Turn::Ours(None));
+        }
+        if self.flags.no_wait {
+            let message = format!("{holder}; without --no-wait it is waited for");
+            return Err(Failed::new(Exit::Held, message));
+        }
+        tell(format_args!("smelt: waiting, since {holder}"));
+        self.wait(key, stop)
+    }
+
+    /// Whether anything could be taken of what somebody says to build.
+    fn believes(&self, holder: &Holder) -> bool {
+        let key: Option<PublicKey> = holder.key.parse().ok();
+        let known = key.and_then(|key| self.fleet.trust.by_id(key.id()));
+        known.is_some_and(|known| known.revoked.is_none())
+    }
+
     fn wait(&self, key: &Digest, stop: &AtomicBool) -> Result<Turn, Failed> {
-        let (mut telling, mut first) = (Telling::new(), true);
+        let mut telling = Telling::new();
         let waited = wait(&*self.table, key, &mut |holder| {
-            if std::mem::take(&mut first) {
-                tell(format_args!("smelt: waiting, since {holder}"));
-            }
             telling.hear(&format!("[{}/{}] waiting: {holder}", holder.done, holder.all));
             !stop.load(Ordering::Relaxed)
         });
@@ -103,15 +134,6 @@ impl Builders {
             Ok(Waited::Stopped) => Err(Failed::stopped()),
             Err(error) => Ok(alone(&error)),
         }
-    }
-
-    fn busy(&self, key: &Digest) -> Failed {
-        let entry = self.table.look(key).ok().flatten();
-        let who = entry.map_or_else(
-            || "another builder builds it".to_owned(),
-            |entry| entry.holder().to_string(),
-        );
-        Failed::new(Exit::Held, format!("{who}; without --no-wait it is waited for"))
     }
 }
 
@@ -131,23 +153,41 @@ fn own_name() -> String {
 }
 
 /// The recipe keys of what a run is to build and others could take.
+#[derive(Default)]
+pub(crate) struct Keys {
+    pub(crate) built: BTreeSet<Digest>,
+    /// Of these, those of what it will publish.
+    pub(crate) published: BTreeSet<Digest>,
+}
+
+/// What a run is to build that others could take; outputs of `doubted` are none.
 pub(crate) fn to_build(
-    plan: &Plan,
-    store: &Store,
+    Loaded { plan, store, .. }: &Loaded,
     wishes: &Wishes,
-) -> Result<BTreeSet<Digest>, Failed> {
-    let mut keys = BTreeSet::new();
-    for id in wishes.wanted(plan) {
+    flags: &RunFlags,
+    doubted: &BTreeMap<StageId, String>,
+) -> Result<Keys, Failed> {
+    let wanted = wishes.wanted(plan);
+    let published = match flags.push {
+        Push::Never => BTreeSet::new(),
+        Push::Sealed => wanted.clone(),
+        Push::Verified => verified(plan, &wanted),
+    };
+    let published = flags.push_limits.of_kind(plan, &published);
+    let mut keys = Keys::default();
+    for id in wanted.into_iter().filter(|id| !wishes.known.contains_key(id)) {
         let stage = plan.stage(id);
-        let is_here = || -> Result<bool, Failed> {
-            let Some(key) = store.resolve(&stage.recipe_key)? else { return Ok(false) };
-            Ok(store.lookup(&key)?.hit().is_some())
-        };
-        let is_known = wishes.known.contains_key(&id);
-        let is_taken = stage.given().is_none() && stage.unread.is_none() && stage.is_shared();
-        if !is_known && is_taken && (wishes.force.contains(&id) || !is_here()?) {
-            keys.insert(stage.recipe_key);
+        let may_be_shared = stage.given().is_none() && stage.unread.is_none() && stage.is_shared();
+        let is_made = wishes.force.contains(&id) || doubted.contains_key(&id);
+        if may_be_shared && (is_made || !is_here(store, &stage.recipe_key)?) {
+            keys.built.insert(stage.recipe_key);
+            keys.published.extend(published.contains(&id).then_some(stage.recipe_key));
         }
     }
     Ok(keys)
+}
+
+fn is_here(store: &Store, recipe: &Digest) -> Result<bool, Failed> {
+    let Some(key) = store.resolve(recipe)? else { return Ok(false) };
+    Ok(store.lookup(&key)?.hit().is_some())
 }

@@ -1,6 +1,7 @@
 //! Judges again what came from a fleet: whom this machine believes may have changed since.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,12 +10,12 @@ use smelt_fleet::judge::{Asked, Vouched, judge};
 use smelt_fleet::remote::Key;
 use smelt_fleet::statement::Statement;
 use smelt_fleet::trust::Trust;
-use smelt_store::{Digest, OutputItem, Store, Wait};
+use smelt_plan::{Plan, StageId};
+use smelt_store::{Digest, Lookup, OutputItem, Store, Wait};
 
 use super::trust;
 use crate::config;
 use crate::exit::{Exit, Failed};
-use crate::load;
 
 /// Under which name a record says from where an output came.
 const FLEET: &str = "fleet";
@@ -87,13 +88,12 @@ pub(crate) fn doubted<'a>(
         return Ok((0, Vec::new()));
     }
     let trust = believed()?;
-    let doubt = |item: &&OutputItem| {
-        let origin = Origin::of(&item.record)?;
-        let why = origin.and_then(|origin| origin.judge(&item.tree, &trust)).err()?;
+    let of = |item: &&OutputItem| {
+        let why = doubt(&item.tree, &item.record, &trust)?;
         let stage = item.record["stage"].as_str().unwrap_or("-").to_owned();
         Some(Doubted { tree: item.tree, stage, why })
     };
-    Ok((fetched.len(), fetched.iter().filter_map(doubt).collect()))
+    Ok((fetched.len(), fetched.iter().filter_map(of).collect()))
 }
 
 /// Whom this machine believes, where no flag names another file.
@@ -101,23 +101,62 @@ pub(crate) fn believed() -> Result<Trust, Failed> {
     trust(config::trust().as_deref())
 }
 
-/// Refuses an output of the store that came from a fleet and is not vouched for any more, or one that names such.
-pub(crate) fn check(tree: &Digest) -> Result<(), Failed> {
-    let inventory = Store::open_read_only(&load::root()?, Wait::Yes)?.inventory()?;
-    let (mut all, mut waiting) = (BTreeSet::new(), vec![*tree]);
-    while let Some(tree) = waiting.pop() {
-        let item = inventory.outputs.iter().find(|item| item.tree == tree);
-        if let Some(item) = item.filter(|_| all.insert(tree)) {
-            waiting.extend(&item.refers);
+/// The stages of a plan whose outputs here came from a fleet and are not vouched for any more, and why.
+pub(crate) fn doubted_stages(
+    plan: &Plan,
+    store: &Store,
+    trust: &Trust,
+) -> Result<BTreeMap<StageId, String>, Failed> {
+    let mut doubted = BTreeMap::new();
+    if !store.has_pulls() {
+        return Ok(doubted);
+    }
+    let recipes = store.resolve_each(plan.stages().map(|(_, stage)| &stage.recipe_key))?;
+    for ((id, _), key) in plan.stages().zip(recipes) {
+        let output = key.map(|key| store.lookup(&key)).transpose()?.and_then(Lookup::hit);
+        if let Some(why) = output.and_then(|it| doubt(&it.digest, &it.record, trust)) {
+            doubted.insert(id, why);
         }
     }
-    let (_, doubted) = doubted(inventory.outputs.iter().filter(|item| all.contains(&item.tree)))?;
-    doubted.first().map_or(Ok(()), |Doubted { tree, stage, why }| {
-        let (name, file) = (tree.short(), super::trust_file(config::trust().as_deref())?);
-        let message = format!(
-            "output {name} of stage {stage} came from the fleet and is not used: {why} ({})",
-            file.display()
-        );
-        Err(Failed::new(Exit::StageFailed, message))
-    })
+    Ok(doubted)
+}
+
+/// Why an output is not vouched for, if it came from a fleet.
+pub(crate) fn doubt(tree: &Digest, record: &Value, trust: &Trust) -> Option<String> {
+    Origin::of(record)?.and_then(|origin| origin.judge(tree, trust)).err()
+}
+
+/// Refuses a deployment that lies in a store and came from a fleet, if it or what it names is not vouched for any more.
+pub(crate) fn check(dir: &Path) -> Result<(), Failed> {
+    let Some((root, tree)) = in_a_store(dir) else { return Ok(()) };
+    let store = Store::open_read_only(&root, Wait::Yes)?;
+    if !store.has_pulls() {
+        return Ok(());
+    }
+    let trust = believed()?;
+    for (tree, record) in store.records_of(&tree)? {
+        let name = tree.short();
+        let record = record.ok_or_else(|| {
+            let message = format!("nothing is known of output {name}: smelt cache fsck --repair");
+            Failed::new(Exit::StageFailed, message)
+        })?;
+        if let Some(why) = doubt(&tree, &record, &trust) {
+            let file = super::trust_file(config::trust().as_deref())?;
+            let message = format!(
+                "output {name} of stage {} came from the fleet and is not used: {why} ({}); the next run builds or fetches it again",
+                record["stage"].as_str().unwrap_or("-"),
+                file.display()
+            );
+            return Err(Failed::new(Exit::StageFailed, message));
+        }
+    }
+    Ok(())
+}
+
+/// The store that a directory is an output of, whichever that is.
+fn in_a_store(dir: &Path) -> Option<(PathBuf, Digest)> {
+    let dir = dir.canonicalize().ok()?;
+    let (out, tree) = (dir.parent()?, dir.file_name()?.to_str()?.parse().ok()?);
+    let root = out.parent().filter(|root| out.ends_with("out") && root.join("FORMAT").exists())?;
+    Some((root.to_owned(), tree))
 }
