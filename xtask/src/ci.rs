@@ -183,10 +183,10 @@ fn times_in(said: &str) -> String {
     said.lines().filter(is_time).map(|line| format!("{line}\n")).collect()
 }
 
-/// Three threads of tests for two processors: a quarter of the tests' time is waiting, for disks and for each other.
+/// Two threads of tests for each processor: half of the tests' time is waiting, for disks and for each other.
 fn test_threads() -> usize {
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    processors + processors.div_ceil(2)
+    2 * processors
 }
 
 /// Runs steps of cargo's, one after the other.

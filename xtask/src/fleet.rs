@@ -161,9 +161,18 @@ fn what_was_taken_is_judged_again(other: &Board) -> Result<()> {
     let checked = other.output(&["cache", "fsck"])?;
     let said = text(&checked.stdout);
     ensure!(checked.status.code() == Some(1) && said.contains("doubted: output"), "{said}");
+    // Whatever is made anew is vouched for by whoever made it.
+    let alone = ["run", PIPELINE, "--json", "--fleet", ""];
+    let pushed = other.json(&["cache", "push", PIPELINE, "--json"])?;
+    let is_kept = |row: &Value| row["status"] == "kept";
+    ensure!(pushed["stages"].as_array().is_some_and(|rows| rows.iter().all(is_kept)), "{pushed}");
     let told = other.output(&chain)?;
     ensure!(text(&told.stdout).contains("nobody: it is signed by \"builder\", revoked"), "{said}");
-    Ok(())
+    let report = other.json(&alone)?;
+    let made = statuses(&report)?;
+    ensure!(made.contains(&("deployment".to_owned(), "sealed".to_owned())), "{made:?}");
+    other.ok(&question)?;
+    other.ok(&["cache", "fsck"]).map(drop)
 }
 
 /// Nobody vouches for what others have built.

@@ -34,12 +34,17 @@ pub(super) fn one_of_many_builds(smelt: &Path, casd: &Path, work: &Path) -> Resu
     // Whoever only takes waits, too.
     going.push(Going::start(&reader, &[])?);
     until("the reader waits", || going[BOARDS].said("smelt: waiting, since"))?;
+    // Whoever believes nobody would wait for nothing.
+    let stranger = site.board("stranger")?;
+    let alone = Going::start(&stranger, &[])?;
+    until("the stranger builds", || alone.said("it is not waited for"))?;
     let mut dead = going.swap_remove(builder);
     dead.child.kill()?;
     dead.child.wait()?;
     let ended = going.into_iter().map(Going::end).collect::<Result<Vec<_>>>()?;
     let built = ended.iter().map(|ended| ended.is_built()).collect::<Result<Vec<_>>>()?;
     let count = built.iter().filter(|is_built| **is_built).count();
+    ensure!(alone.end()?.is_built()?, "the stranger has built nothing");
     ensure!(count == 1, "{count} of the boards that were left have built");
     ensure!(!ended.iter().any(|ended| ended.is_of(&reader) && ended.told().contains("sealed in")));
     site.alone_without_a_server()
