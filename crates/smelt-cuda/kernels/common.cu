@@ -40,6 +40,13 @@ __device__ __forceinline__ u16 half_bits(float x) {
     return bits;
 }
 
+// Two as halves that are known to be inside the range.
+__device__ __forceinline__ u32 half_pair(float low, float high) {
+    u32 both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
 // The nearest half, held inside the range; what is no number stays none.
 __device__ __forceinline__ u16 held_half(float x) {
     x = x > HALF_MAX ? HALF_MAX : x;
@@ -92,6 +99,31 @@ __device__ __forceinline__ float exp2_fast(float x) {
 __device__ __forceinline__ float swiglu_of(float gate, float up) {
     float below = __fadd_rn(1.0f, exp2_fast(__fmul_rn(gate, -LOG2_E)));
     return __fmul_rn(__fdiv_rn(gate, below), up);
+}
+
+// 1 / x, off by a unit in the last place at most.
+__device__ __forceinline__ float inverse_fast(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// GELU by the error function, for results of half precision: erfc by Abramowitz and Stegun's 7.1.26, which is off by 1.5e-7.
+__device__ __forceinline__ float gelu_erf(float x) {
+    const float z = __fmul_rn(fabsf(x), 0.707106781186547524f), t = inverse_fast(__fmaf_rn(0.3275911f, z, 1.0f));
+    float sum = __fmaf_rn(1.061405429f, t, -1.453152027f);
+    sum = __fmaf_rn(sum, t, 1.421413741f);
+    sum = __fmaf_rn(sum, t, -0.284496736f);
+    sum = __fmaf_rn(sum, t, 0.254829592f);
+    const float beyond = __fmul_rn(__fmul_rn(__fmul_rn(sum, t), 0.5f), exp2_fast(__fmul_rn(__fmul_rn(z, z), -LOG2_E)));
+    return __fmul_rn(x, x < 0.0f ? beyond : __fadd_rn(1.0f, -beyond));
+}
+
+// GELU by the hyperbolic tangent, for the same: x / (1 + exp(-2 inner)).
+__device__ __forceinline__ float gelu_tanh(float x) {
+    const float cube = __fmul_rn(__fmul_rn(__fmul_rn(x, x), x), 0.044715f);
+    const float inner = __fmul_rn(__fadd_rn(x, cube), 0.797884560802865356f);
+    return __fmul_rn(x, inverse_fast(__fadd_rn(1.0f, exp2_fast(__fmul_rn(inner, -2.0f * LOG2_E)))));
 }
 
 // c += a * b of 16 rows, 8 columns and 16 products each, on halves with sums of f32.

@@ -33,61 +33,91 @@ __device__ __forceinline__ void load_any_eight(float (&out)[8], const float* row
     for (u32 i = 0; i < 8; i++) out[i] = first + i < count ? row[first + i] : 0.0f;
 }
 
+// Runs of eight numbers of a row that a lane keeps between looking at them.
+#define RUNS_HELD 4
+
 // Rows normed by their deviation, or by their root mean square where they are not centred; into rows of f32, or where there
-// are `columns` into activations of so many.  Thread t takes the runs of eight numbers t, t + 256, ..
-KERNEL void __launch_bounds__(ROW_THREADS) norm_numbers(
-    void* out, const float* x, const float* scale, const float* bias, u32 width, u32 columns, u32 eights, u32 centred, float eps) {
+// are `columns` into activations of so many.  A warp takes a row, and its lane t the runs of eight numbers t, t + 32, ..
+KERNEL void __launch_bounds__(ROW_THREADS, 3) norm_numbers(
+    void* out, const float* x, const float* scale, const float* bias, u32 rows, u32 width, u32 columns, u32 eights, u32 centred,
+    float eps) {
     wait_for_earlier();
-    const float* row = x + (u64)blockIdx.x * width;
-    const u32 own = threadIdx.x * 8, end = columns > width ? columns : width;
-    float numbers[8], mean = 0.0f;
+    const u32 row_at = blockIdx.x * (ROW_THREADS / 32) + threadIdx.x / 32;
+    if (row_at >= rows) return;
+    const float* row = x + (u64)row_at * width;
+    const u32 own = threadIdx.x % 32 * 8, behind = own + RUNS_HELD * 256, end = columns > width ? columns : width;
+    float held[RUNS_HELD][8], more[8];
+    // All that is held is on its way before the first of it is looked at.
+    if ((u64)row % 16 == 0 && width % 8 == 0) {
+#pragma unroll
+        for (u32 i = 0; i < RUNS_HELD * 2; i++) {
+            const u32 first = own + i / 2 * 256;
+            const float4 four = first < width ? *(const float4*)(row + first + i % 2 * 4) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            float* to = held[i / 2] + i % 2 * 4;
+            to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+        }
+    } else {
+#pragma unroll
+        for (u32 run = 0; run < RUNS_HELD; run++) load_any_eight(held[run], row, own + run * 256, width);
+    }
+    float mean = 0.0f;
     if (centred) {
         float sum = 0.0f;
-        for (u32 first = own; first < width; first += ROW_THREADS * 8) {
-            load_any_eight(numbers, row, first, width);
 #pragma unroll
-            for (int i = 0; i < 8; i++) sum = __fadd_rn(sum, numbers[i]);
+        for (u32 i = 0; i < RUNS_HELD * 8; i++) sum = __fadd_rn(sum, held[i / 8][i % 8]);
+        for (u32 first = behind; first < width; first += 256) {
+            load_any_eight(more, row, first, width);
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) sum = __fadd_rn(sum, more[i]);
         }
-        mean = __fdiv_rn(block_sum(sum), (float)width);
-        __syncthreads();
+        mean = __fdiv_rn(warp_sum(sum), (float)width);
     }
     float squares = 0.0f;
-    for (u32 first = own; first < width; first += ROW_THREADS * 8) {
-        load_any_eight(numbers, row, first, width);
+    auto square = [&](u32 k, float number) {
+        const float apart = k < width ? __fadd_rn(number, -mean) : 0.0f;
+        squares = __fmaf_rn(apart, apart, squares);
+    };
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const float apart = first + i < width ? __fadd_rn(numbers[i], -mean) : 0.0f;
-            squares = __fmaf_rn(apart, apart, squares);
-        }
+    for (u32 i = 0; i < RUNS_HELD * 8; i++) square(own + i / 8 * 256 + i % 8, held[i / 8][i % 8]);
+    for (u32 first = behind; first < width; first += 256) {
+        load_any_eight(more, row, first, width);
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) square(first + i, more[i]);
     }
-    const float square = __fdiv_rn(block_sum(squares), (float)width);
-    const float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(square, eps)));
-    for (u32 first = own; first < end; first += ROW_THREADS * 8) {
-        load_any_eight(numbers, row, first, width);
+    const float mean_square = __fdiv_rn(warp_sum(squares), (float)width);
+    const float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean_square, eps)));
+    auto put = [&](u32 first, float (&numbers)[8]) {
+        float by[8], added[8];
+        if (scale) load_any_eight(by, scale, first, width);
+        if (bias) load_any_eight(added, bias, first, width);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
+        for (u32 i = 0; i < 8; i++) {
             const u32 k = first + i;
-            float value = 0.0f;
-            if (k < width) {
-                value = __fmul_rn(__fadd_rn(numbers[i], -mean), inverse);
-                if (scale) value = __fmul_rn(value, scale[k]);
-                if (bias) value = __fadd_rn(value, bias[k]);
-            }
-            numbers[i] = value;
-            if (!columns && k < width) ((float*)out)[(u64)blockIdx.x * width + k] = value;
+            float value = __fmul_rn(__fadd_rn(numbers[i], -mean), inverse);
+            if (scale) value = __fmul_rn(value, by[i]);
+            if (bias) value = __fadd_rn(value, added[i]);
+            numbers[i] = k < width ? value : 0.0f;
+            if (!columns && k < width) ((float*)out)[(u64)row_at * width + k] = numbers[i];
         }
         if (columns)
-            *(uint4*)((u16*)out + activation_at(first, blockIdx.x, eights)) =
+            *(uint4*)((u16*)out + activation_at(first, row_at, eights)) =
                 make_uint4(held_pair(numbers[0], numbers[1]), held_pair(numbers[2], numbers[3]),
                            held_pair(numbers[4], numbers[5]), held_pair(numbers[6], numbers[7]));
+    };
+#pragma unroll
+    for (u32 run = 0; run < RUNS_HELD; run++)
+        if (own + run * 256 < end) put(own + run * 256, held[run]);
+    for (u32 first = behind; first < end; first += 256) {
+        load_any_eight(more, row, first, width);
+        put(first, more);
     }
 }
 
-// Heads of numbers that lie anywhere as halves: queries `[batch, heads, rows, HEAD_PAD]` (form 0), or the keys (1) or values
-// (2) of pages `[batch, heads, rows / 64]`.  A thread writes eight numbers of a row.
+// Heads of numbers that lie anywhere as activations of rows `[batch, rows]` and columns `[heads, HEAD_PAD]`.  A thread writes
+// eight numbers of a row.
 KERNEL void __launch_bounds__(MOVE_THREADS) arrange_heads(
     u16* out, const void* from, u64 by_batch, u64 by_head, u64 by_row, u64 by_number, u64 count, u32 kind, u32 heads, u32 rows,
-    u32 numbers, u32 form, float scale) {
+    u32 numbers, u32 eights) {
     wait_for_earlier();
     const u64 at = (u64)blockIdx.x * MOVE_THREADS + threadIdx.x;
     if (at >= count) return;
@@ -97,12 +127,9 @@ KERNEL void __launch_bounds__(MOVE_THREADS) arrange_heads(
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const u32 d = eight * 8 + i;
-        own[i] = d < numbers ? __fmul_rn(stored_number(from, first + d * by_number, kind), scale) : 0.0f;
+        own[i] = d < numbers ? stored_number(from, first + d * by_number, kind) : 0.0f;
     }
-    const u64 page = (u64)head * ((rows + 63) / 64) + row / 64;
-    const u64 place = form == 0 ? ((u64)head * rows + row) * HEAD_PAD + eight * 8
-                                : page * (HEAD_BYTES / 2) + (form == 2 ? 64 * HEAD_PAD : 0) + (eight * 64 + row % 64) * 8;
-    *(uint4*)(out + place) =
+    *(uint4*)(out + activation_at(head % heads * HEAD_PAD + eight * 8, head / heads * rows + row, eights)) =
         make_uint4(held_pair(own[0], own[1]), held_pair(own[2], own[3]), held_pair(own[4], own[5]), held_pair(own[6], own[7]));
 }
 
@@ -113,91 +140,250 @@ struct Mask {
     u32 kind;
 };
 
-// What rows g and g + 8 see of a page through a mask: a number that hides is held where a sum of such is still one.
-struct SeenThrough {
-    const Mask& mask;
-    u64 at[2];
-    u32 first, count;
-    __device__ __forceinline__ float operator()(float score, int high, u32 position) const {
-        if (position >= count) return NO_SCORE;
-        const float more = stored_number(mask.numbers, at[high] + (first + position) * mask.by_key, mask.kind);
-        const float sum = __fmaf_rn(more, LOG2_E, score);
-        return sum < -3.402823466e38f ? -3.402823466e38f : sum;
+// A number that hides is held where a sum of such is still one.
+__device__ __forceinline__ float masked(const Mask& mask, u64 at, float score) {
+    const float sum = __fmaf_rn(stored_number(mask.numbers, at, mask.kind), LOG2_E, score);
+    return sum < -3.402823466e38f ? -3.402823466e38f : sum;
+}
+
+// Heads in activations of so many eights of rows: where columns of the first begin, columns from one to the next, and how many
+// numbers one has; what fills the last eight is zero.
+struct HeadBlocks {
+    const u16* halves;
+    u32 eights, first, by_head, numbers;
+    // Eight numbers of a row.
+    __device__ __forceinline__ u32 place(u32 head, u32 eight, u32 token) const {
+        return activation_at(first + head * by_head + eight * 8, token, eights);
+    }
+};
+
+// A part of a page, 64 rows of a head as blocks [numbers / 8][64 rows][8 numbers], that 128 threads copy: each has the pieces
+// of one row.  What is not there becomes zero.
+struct PagePart {
+    const u16* halves;
+    u32 from[D_BLOCKS / 2], eights;
+    __device__ __forceinline__ PagePart(const HeadBlocks& heads, u32 head, u32 token) : halves(heads.halves), eights((heads.numbers + 7) / 8) {
+#pragma unroll
+        for (u32 i = 0; i < D_BLOCKS / 2; i++) from[i] = heads.place(head, min(2 * i + threadIdx.x / 64, eights - 1), token);
+    }
+    __device__ __forceinline__ void copy(u32 to, bool counts) const {
+#pragma unroll
+        for (u32 i = 0; i < D_BLOCKS / 2; i++)
+            copy16(to + threadIdx.x * 16 + i * 2048, halves + from[i], counts && 2 * i + threadIdx.x / 64 < eights);
+    }
+    // 64 rows on.
+    __device__ __forceinline__ void next() { halves += 64 / 8 * 512; }
+};
+
+// Products of a page by warps: each has its 16 queries in registers.
+struct WarpProducts {
+    u32 at, queries[D_STEPS][4];
+    __device__ __forceinline__ WarpProducts(u32 at) : at(at) {}
+    __device__ __forceinline__ void load() {
+        const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane % 16;
+#pragma unroll
+        for (u32 step = 0; step < D_STEPS; step++) load_tiles(queries[step], at + ((step * 2 + lane / 16) * 64 + row) * 16);
+    }
+    __device__ __forceinline__ void score(float (&scores)[8][4], u32 keys) const {
+        const u32 lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < 32; i++) scores[i / 4][i % 4] = 0.0f;
+        // Lanes 8i + r name row r of tile i: tiles are numbers 0 to 7 and 8 to 15 of a step, then of the next eight positions.
+        const u32 key_at = keys + (lane / 8 % 2 * 64 + lane / 16 * 8 + lane % 8) * 16;
+#pragma unroll
+        for (int step = 0; step < D_STEPS; step++)
+#pragma unroll
+            for (int two = 0; two < 4; two++) {
+                const u32 (&q)[4] = queries[step];
+                u32 b[4];
+                load_tiles(b, key_at + (step * 2 * 64 + two * 16) * 16);
+                mma(scores[2 * two], q[0], q[1], q[2], q[3], b[0], b[1]);
+                mma(scores[2 * two + 1], q[0], q[1], q[2], q[3], b[2], b[3]);
+            }
+    }
+    __device__ __forceinline__ void add(float (&out)[D_BLOCKS][4], const u32 (&weights)[4][4], u32 values) const {
+        const u32 lane = threadIdx.x % 32;
+        // Tiles are positions 0 to 7 and 8 to 15 of a step, then of the next eight numbers.
+        const u32 value_at = values + (lane / 16 * 64 + lane / 8 % 2 * 8 + lane % 8) * 16;
+#pragma unroll
+        for (int step = 0; step < 4; step++)
+#pragma unroll
+            for (int two = 0; two < D_STEPS; two++) {
+                const u32 (&a)[4] = weights[step];
+                u32 b[4];
+                load_tiles_turned(b, value_at + (two * 2 * 64 + step * 16) * 16);
+                mma(out[2 * two], a[0], a[1], a[2], a[3], b[0], b[1]);
+                mma(out[2 * two + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+            }
+    }
+};
+
+#if defined(HAS_WGMMA) && HEAD_PAD == 64
+// The same by four warps at once: queries stay in shared memory.
+struct GroupProducts {
+    u32 at;
+    __device__ __forceinline__ GroupProducts(u32 at) : at(at) {}
+    __device__ __forceinline__ void load() {}
+    __device__ __forceinline__ void score(float (&scores)[8][4], u32 keys) const {
+        begin_products();
+#pragma unroll
+        for (u32 step = 0; step < D_STEPS; step++)
+            square_mma(scores, tiles_at(at + step * 2048, 1024, 128), tiles_at(keys + step * 2048, 1024, 128), step > 0);
+        end_products();
+        await_products<0>();
+    }
+    __device__ __forceinline__ void add(float (&out)[D_BLOCKS][4], const u32 (&weights)[4][4], u32 values) const {
+        begin_products();
+#pragma unroll
+        for (u32 step = 0; step < 4; step++) turned_mma(out, weights[step], tiles_at(values + step * 256, 128, 1024));
+        end_products();
+        await_products<0>();
+    }
+};
+typedef GroupProducts PlainProducts;
+#else
+typedef WarpProducts PlainProducts;
+#endif
+
+// What 16 queries of a warp have of the pages so far: rows g and g + 8.
+struct SoFar {
+    float out[D_BLOCKS][4], largest[2] = {NO_SCORE, NO_SCORE}, sum[2] = {0.0f, 0.0f};
+    __device__ __forceinline__ SoFar() {
+#pragma unroll
+        for (int i = 0; i < D_BLOCKS * 4; i++) out[i / 4][i % 4] = 0.0f;
+    }
+    // Weights of a page whose scores, times `factor`, are exponents of two: what came before is scaled for the largest yet.
+    // Each lane adds up its own columns, which meet at the end.
+    __device__ __forceinline__ void weigh(u32 (&weights)[4][4], const float (&scores)[8][4], float factor) {
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            float most = largest[high];
+#pragma unroll
+            for (int i = 0; i < 16; i++) most = fmaxf(most, scores[i / 2][high * 2 + i % 2]);
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+            most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+            const float down = __fmul_rn(most == NO_SCORE ? 0.0f : most, -factor);
+            const float before = exp2_fast(__fmaf_rn(largest[high], factor, down));
+            largest[high] = most;
+            sum[high] = __fmul_rn(sum[high], before);
+#pragma unroll
+            for (int i = 0; i < D_BLOCKS * 2; i++) out[i / 2][high * 2 + i % 2] = __fmul_rn(out[i / 2][high * 2 + i % 2], before);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const float first = exp2_fast(__fmaf_rn(scores[i][high * 2], factor, down));
+                const float second = exp2_fast(__fmaf_rn(scores[i][high * 2 + 1], factor, down));
+                sum[high] = __fadd_rn(sum[high], __fadd_rn(first, second));
+                weights[i / 2][i % 2 * 2 + high] = half_pair(first, second);
+            }
+        }
+    }
+    __device__ __forceinline__ float inverse(int high) const {
+        float all = __fadd_rn(sum[high], __shfl_xor_sync(~0u, sum[high], 1));
+        all = __fadd_rn(all, __shfl_xor_sync(~0u, all, 2));
+        return __fdiv_rn(1.0f, all);
     }
 };
 
 // Queries that attend to all keys: a block is 64 of them of one head; grid [queries / 64, heads, batch].  What comes goes
 // to rows `[batch, queries, heads, width]` of f32, or where there are `eights` into activations of so many eights of rows.
-template <bool MASKED>
+template <class Products, bool MASKED>
 __device__ __forceinline__ void attend_everything(
-    void* out, const u16* queries, const u8* pages, const Mask& mask, u32 query_count, u32 key_count, u32 heads, u32 width,
-    u32 eights) {
-    extern __shared__ __align__(128) u8 shared_heads[];
-    constexpr u32 PAGE = 2 * D_BLOCKS * 64 * 16;
+    void* out, const HeadBlocks& queries, const HeadBlocks& keys, const HeadBlocks& values, const Mask& mask, float factor,
+    u32 query_count, u32 key_count, u32 heads, u32 eights) {
+    extern __shared__ __align__(128) u8 shared_heads[];  // queries, and two pages of keys and values
+    constexpr u32 PART = D_BLOCKS * 64 * 16, PAGE = 2 * PART;
     wait_for_writes();
-    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.z * heads + blockIdx.y;
-    const u32 first_row = blockIdx.x * 64 + warp * 16, count = (key_count + 63) / 64;
-    const u8* own_pages = pages + (u64)head * count * HEAD_BYTES;
-    const u32 base = shared_address(shared_heads);
-    const Run run = {head * query_count, query_count, 0, 0};
-    u32 q[D_STEPS][4];
-    load_queries(q, queries, run, first_row, 1, 0, 1);
+    const u32 lane = threadIdx.x % 32, head = blockIdx.y, own_row = threadIdx.x % 64;
+    const u32 first_row = blockIdx.x * 64 + threadIdx.x / 32 * 16 + lane / 4, count = (key_count + 63) / 64;
+    const u32 base = shared_address(shared_heads), pages = base + PART;
+    Products products(base);
+    PagePart(queries, head, blockIdx.z * query_count + blockIdx.x * 64 + own_row).copy(base, blockIdx.x * 64 + own_row < query_count);
+    PagePart own_keys(keys, head, blockIdx.z * key_count + own_row), own_values(values, head, blockIdx.z * key_count + own_row);
+    auto copy_next = [&](u32 page) {
+        const bool counts = page * 64 + own_row < key_count;
+        if (page < count) own_keys.copy(pages + page % 2 * PAGE, counts), own_values.copy(pages + page % 2 * PAGE + PART, counts);
+        own_keys.next(), own_values.next();
+        end_copies();
+    };
     u64 mask_at[2] = {0, 0};
     if (MASKED) {
 #pragma unroll
         for (int high = 0; high < 2; high++) {
-            const u32 row = min(first_row + lane / 4 + high * 8, query_count - 1);
-            mask_at[high] = blockIdx.z * mask.by_batch + blockIdx.y * mask.by_head + row * mask.by_query;
+            const u32 row = min(first_row + high * 8, query_count - 1);
+            mask_at[high] = blockIdx.z * mask.by_batch + head * mask.by_head + row * mask.by_query;
         }
     }
-    float so_far[D_BLOCKS][4], largest[2] = {NO_SCORE, NO_SCORE}, sum[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < D_BLOCKS * 4; i++) so_far[i / 4][i % 4] = 0.0f;
-
-    copy_page<128>(base, own_pages, key_count);
+    SoFar so_far;
+    copy_next(0);
     for (u32 page = 0; page < count; page++) {
-        const u32 first = page * 64, present = min(key_count - first, 64u);
-        if (page + 1 < count) {
-            copy_page<128>(base + (page + 1) % 2 * PAGE, own_pages + (u64)(page + 1) * HEAD_BYTES, key_count - first - 64);
-        } else {
-            end_copies();
+        await_copies<0>();
+#if defined(HAS_WGMMA)
+        show_tensor_cores();
+#endif
+        __syncthreads();
+        copy_next(page + 1);
+        if (page == 0) products.load();
+        const u32 at = pages + page % 2 * PAGE;
+        float scores[8][4];
+        products.score(scores, at);
+        const u32 first = page * 64 + lane % 4 * 2;
+        if (MASKED) {
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                const u32 key = first + i / 4 * 8 + i % 2;
+                const float score = __fmul_rn(scores[i / 4][i % 4], factor);
+                scores[i / 4][i % 4] = key < key_count ? masked(mask, mask_at[i % 4 / 2] + key * mask.by_key, score) : NO_SCORE;
+            }
+        } else if (page + 1 == count) {
+#pragma unroll
+            for (int i = 0; i < 32; i++)
+                if (first + i / 4 * 8 + i % 2 >= key_count) scores[i / 4][i % 4] = NO_SCORE;
         }
-        await_copies<1>();
-        __syncthreads();
-        Partial part;
-        if (MASKED) attend_page(part, q, base + page % 2 * PAGE, SeenThrough{mask, {mask_at[0], mask_at[1]}, first, present});
-        else attend_page(part, q, base + page % 2 * PAGE, Visible{{present, present}});
-        join(so_far, largest, sum, part);
-        __syncthreads();
+        u32 weights[4][4];
+        so_far.weigh(weights, scores, MASKED ? 1.0f : factor);
+        products.add(so_far.out, weights, at + PART);
     }
     let_next_begin();
+    const u32 width = values.numbers;
 #pragma unroll
     for (int high = 0; high < 2; high++) {
-        const u32 row = first_row + lane / 4 + high * 8;
+        const u32 row = first_row + high * 8, token = blockIdx.z * query_count + row;
+        const float inverse = so_far.inverse(high);
         if (row >= query_count) continue;
-        const u32 token = blockIdx.z * query_count + row;
-        const float inverse = __fdiv_rn(1.0f, sum[high]);
 #pragma unroll
-        for (int i = 0; i < D_BLOCKS * 2; i++) {
-            const u32 d = i / 2 * 8 + lane % 4 * 2 + i % 2;
-            if (d >= width) continue;
-            const float value = attended(so_far[i / 2][high * 2 + i % 2], inverse);
-            const u32 k = blockIdx.y * width + d;
-            if (eights) ((u16*)out)[activation_at(k, token, eights)] = held_half(value);
-            else ((float*)out)[(u64)token * heads * width + k] = value;
+        for (int i = 0; i < D_BLOCKS; i++) {
+            const u32 d = i * 8 + lane % 4 * 2, k = head * width + d;
+            const float both[2] = {attended(so_far.out[i][high * 2], inverse), attended(so_far.out[i][high * 2 + 1], inverse)};
+            if (eights && width % 2 == 0) {
+                if (d < width) *(u32*)((u16*)out + activation_at(k, token, eights)) = held_pair(both[0], both[1]);
+                continue;
+            }
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                if (d + j >= width) continue;
+                if (eights) ((u16*)out)[activation_at(k + j, token, eights)] = held_half(both[j]);
+                else ((float*)out)[(u64)token * heads * width + k + j] = both[j];
+            }
         }
     }
 }
 
-#define ATTEND_ALL(NAME, MASKED)                                                                                         \
-    KERNEL void __launch_bounds__(128) NAME(                                                                             \
-        void* out, const u16* queries, const u8* pages, const void* mask, u64 by_batch, u64 by_head, u64 by_query,       \
-        u64 by_key, u32 kind, u32 query_count, u32 key_count, u32 heads, u32 width, u32 eights) {                        \
-        const Mask own = {mask, by_batch, by_head, by_query, by_key, kind};                                              \
-        attend_everything<MASKED>(out, queries, pages, own, query_count, key_count, heads, width, eights);               \
+// As many blocks on a multiprocessor as there are registers for.
+#define ATTEND_BLOCKS (HEAD_PAD <= 64 ? 4 : HEAD_PAD <= 80 ? 3 : 2)
+#define ATTEND_ALL(NAME, PRODUCTS, MASKED, BLOCKS)                                                                                     \
+    KERNEL void __launch_bounds__(128, BLOCKS) NAME(                                                                         \
+        void* out, const u16* queries, u32 query_eights, u32 first_query, u32 by_query_head, const u16* keys, u32 key_eights,  \
+        u32 first_key, u32 by_key_head, const u16* values, u32 value_eights, u32 first_value, u32 by_value_head,             \
+        const void* mask, u64 by_batch, u64 by_head, u64 by_query, u64 by_key, u32 kind, float factor, u32 query_count,      \
+        u32 key_count, u32 heads, u32 depth, u32 width, u32 eights) {                                                        \
+        const HeadBlocks q = {queries, query_eights, first_query, by_query_head, depth};                                    \
+        const HeadBlocks k = {keys, key_eights, first_key, by_key_head, depth};                                              \
+        const HeadBlocks v = {values, value_eights, first_value, by_value_head, width};                                      \
+        const Mask own = {mask, by_batch, by_head, by_query, by_key, kind};                                                  \
+        attend_everything<PRODUCTS, MASKED>(out, q, k, v, own, factor, query_count, key_count, heads, eights);                         \
     }
-ATTEND_ALL(attend_all, false)
-ATTEND_ALL(attend_masked, true)
+ATTEND_ALL(attend_all, PlainProducts, false, ATTEND_BLOCKS)
+ATTEND_ALL(attend_masked, WarpProducts, true, 2)
 
 #define ROOT_HALF 0.707106781186547524f
 

@@ -14,6 +14,10 @@
 #define STORE 0
 #define ADD 1
 #define SWIGLU 2
+// Activations: as they are, or turned by GELU.
+#define HALVES 3
+#define HALVES_ERF 4
+#define HALVES_TANH 5
 
 // Columns that one warp of a kernel for few tokens takes at a time.
 #define UNIT 128
@@ -22,6 +26,8 @@
 template <int BITS_, int GROUP_, int SCALE_, bool ZEROS_, bool MINS_> struct Form {
     static constexpr int BITS = BITS_, GROUP = GROUP_, SCALE = SCALE_;
     static constexpr bool ZEROS = ZEROS_, MINS = MINS_;
+    // Weights of graphs are halves: more becomes of their products than of others'.
+    static constexpr bool OF_GRAPHS = BITS_ == 16;
     // Columns of the 16 bytes that a lane reads at once.
     static constexpr int COLUMNS = 256 / BITS_;
 };
@@ -43,6 +49,8 @@ struct Product {
     const float* norm;        // [hidden], of kernels that norm: x is a token's state, f32 [hidden]
     u32 hidden;
     float eps;
+    const float* before;      // what is added to, as `out` lies
+    const float* gains;       // [rows], what is added is multiplied with
 };
 
 #define PRODUCT_PARAMETERS                                                                                   \
@@ -50,10 +58,10 @@ struct Product {
         const void *__restrict__ mins, const void *__restrict__ spans, const void *__restrict__ min_spans,   \
         const float *__restrict__ row_scales, const float *__restrict__ bias, const u32 *x,                  \
         const float *sums, void *out, u32 tokens, u32 rows, u32 padded_rows, u32 columns, u32 stride, u32 mode, \
-        u32 rounds, const float *norm, u32 hidden, float eps
+        u32 rounds, const float *norm, u32 hidden, float eps, const float *before, const float *__restrict__ gains
 #define PRODUCT_ARGUMENTS                                                                                    \
     { weights, scales, zeros, mins, spans, min_spans, row_scales, bias, x, sums, out, tokens, rows,          \
-      padded_rows, columns, stride, mode, rounds, norm, hidden, eps }
+      padded_rows, columns, stride, mode, rounds, norm, hidden, eps, before, gains }
 
 // Columns that share an f16 where scales are factors.
 #define SPAN_COLUMNS 256
@@ -152,9 +160,24 @@ __device__ __forceinline__ float finished(const Product& p, float y, u32 row) {
     return y;
 }
 
+__device__ __forceinline__ bool gives_halves(u32 mode) { return mode >= HALVES; }
+
+// A number on its way into activations; rows that only fill a strip are zero.
+__device__ __forceinline__ float turned_by(u32 mode, float y, bool counts) {
+    return !counts ? 0.0f : mode == HALVES_ERF ? gelu_erf(y) : mode == HALVES_TANH ? gelu_tanh(y) : y;
+}
+
 // Where a result goes that is stored or added.
 __device__ __forceinline__ float* place_of(const Product& p, u32 row, u32 token) {
     return row < p.rows && token < p.tokens ? (float*)p.out + (u64)token * p.stride + row : nullptr;
+}
+
+// What is added to, and the sum.
+template <class F> __device__ __forceinline__ const float* before_of(const Product& p) {
+    return F::OF_GRAPHS ? p.before : (const float*)p.out;
+}
+template <class F> __device__ __forceinline__ float sum_of(const Product& p, float before, float own, u32 row) {
+    return __fadd_rn(before, F::OF_GRAPHS && p.gains ? __fmul_rn(own, __ldg(p.gains + row)) : own);
 }
 
 // The last steps of what a thread has of a tile: rows `row` and `row` + 8.
@@ -174,22 +197,38 @@ template <int EIGHTS> __device__ __forceinline__ void finish_tile(const Product&
 }
 
 // Stores or adds that, of tokens `token` and `token` + 1 of each block of eight.
-template <int EIGHTS>
+template <class F, int EIGHTS>
 __device__ __forceinline__ void put_tile(const Product& p, const float (&y)[EIGHTS][4], u32 row, u32 token) {
     const bool adds = p.mode == ADD;
-    float* at = (float*)p.out + (u64)token * p.stride + row;
+    const u64 first = (u64)token * p.stride + row;
     auto counts = [&](int eight, int i) { return token + eight * 8 + i % 2 < p.tokens && row + i / 2 * 8 < p.rows; };
-    auto place = [&](int eight, int i) { return at + (u64)(eight * 8 + i % 2) * p.stride + i / 2 * 8; };
+    auto place = [&](int eight, int i) { return first + (u64)(eight * 8 + i % 2) * p.stride + i / 2 * 8; };
     // All that is there is on its way before the first of it is added to.
     float before[EIGHTS][4];
     if (adds) {
 #pragma unroll
-        for (int i = 0; i < EIGHTS * 4; i++) before[i / 4][i % 4] = counts(i / 4, i % 4) ? *place(i / 4, i % 4) : 0.0f;
+        for (int i = 0; i < EIGHTS * 4; i++) before[i / 4][i % 4] = counts(i / 4, i % 4) ? before_of<F>(p)[place(i / 4, i % 4)] : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < EIGHTS * 4; i++) {
         const float own = y[i / 4][i % 4];
-        if (counts(i / 4, i % 4)) *place(i / 4, i % 4) = adds ? __fadd_rn(before[i / 4][i % 4], own) : own;
+        if (counts(i / 4, i % 4))
+            ((float*)p.out)[place(i / 4, i % 4)] = adds ? sum_of<F>(p, before[i / 4][i % 4], own, row + i % 4 / 2 * 8) : own;
+    }
+}
+
+// Puts it into activations of `eights` blocks of tokens: the tile's first row is `tile_row`, its first block `eight`.
+template <int EIGHTS>
+__device__ __forceinline__ void put_halves(const Product& p, const float (&y)[EIGHTS][4], u32 tile_row, u32 eight, u32 eights) {
+    const u32 lane = threadIdx.x % 32, row = tile_row + lane / 4;
+    const bool low = row < p.rows, high = row + 8 < p.rows;
+    u32* to = (u32*)p.out + activation_at(tile_row, eight * 8, eights) / 2 + lane;
+#pragma unroll
+    for (int i = 0; i < EIGHTS; i++, to += 256) {
+        const float (&own)[4] = y[i];
+        const u32 first = turned(held_pair(turned_by(p.mode, own[0], low), turned_by(p.mode, own[1], low)));
+        const u32 second = turned(held_pair(turned_by(p.mode, own[2], high), turned_by(p.mode, own[3], high)));
+        if (eight + i < eights) to[0] = first, to[32] = second;
     }
 }
 
@@ -258,7 +297,7 @@ template <class F, int EIGHTS, int TILES, int WARPS, bool NORMS> __device__ __fo
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         const float* at = p.mode == ADD ? own_place(threadIdx.x + i * WARPS * 32) : nullptr;
-        before[i] = at ? *at : 0.0f;
+        before[i] = at ? before_of<F>(p)[at - (const float*)p.out] : 0.0f;
     }
 
     for (u32 base = 0; base < units; base += p.rounds * WARPS) {
@@ -331,14 +370,24 @@ template <class F, int EIGHTS, int TILES, int WARPS, bool NORMS> __device__ __fo
         __syncthreads();
     }
 
-    if (p.mode != SWIGLU) {
+    if (p.mode <= ADD) {
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
-            const u32 result = threadIdx.x + i * WARPS * 32;
+            const u32 result = threadIdx.x + i * WARPS * 32, row = first_row + row_of(result);
             float* at = own_place(result);
             if (!at) continue;
-            const float own = finished(p, y[i], first_row + row_of(result));
-            *at = p.mode == ADD ? __fadd_rn(before[i], own) : own;
+            const float own = finished(p, y[i], row);
+            *at = p.mode == ADD ? sum_of<F>(p, before[i], own, row) : own;
+        }
+        return;
+    }
+    if (F::OF_GRAPHS && gives_halves(p.mode)) {
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const u32 result = threadIdx.x + i * WARPS * 32, row = first_row + row_of(result), token = token_of(result);
+            if (result >= RESULTS || token >= eights * 8) continue;
+            const float own = finished(p, y[i], min(row, p.rows - 1));
+            ((u16*)p.out)[activation_at(row, token, eights)] = held_half(turned_by(p.mode, own, row < p.rows));
         }
         return;
     }
@@ -496,8 +545,12 @@ __device__ __forceinline__ void product_many(const Product& p) {
         const u32 tile_row = (first_tile + own_tile + tile) * 16 + g;
         if (first_tile + own_tile + tile >= tiles) continue;
         finish_tile<EIGHTS>(p, y[tile], tile_row);
+        if (F::OF_GRAPHS && gives_halves(p.mode)) {
+            put_halves<EIGHTS>(p, y[tile], tile_row - g, first_eight + own_eight, eights);
+            continue;
+        }
         if (p.mode != SWIGLU) {
-            put_tile<EIGHTS>(p, y[tile], tile_row, (first_eight + own_eight) * 8 + t * 2);
+            put_tile<F, EIGHTS>(p, y[tile], tile_row, (first_eight + own_eight) * 8 + t * 2);
             continue;
         }
 #pragma unroll

@@ -70,7 +70,8 @@ pub fn card(sm: Sm, memory_bytes: u64, unified: bool) -> CardFacts {
         multiprocessors: 8,
         memory_bytes,
         unified,
-        shared_bytes_max: 99 << 10,
+        // What Hopper has, and the least that any card does.
+        shared_bytes_max: if sm == Sm(90) { 227 << 10 } else { 99 << 10 },
         l2_bytes: 2 << 20,
         driver: 12060,
     }

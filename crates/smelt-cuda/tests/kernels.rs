@@ -34,7 +34,10 @@ const HEADS: [HeadShape; 6] = [
 const GRAPH_HEADS: [usize; 5] = [64, 72, 80, 128, 16];
 
 /// The kernels that graphs have beside products.
-const OF_GRAPHS: [&str; 7] = [
+const OF_GRAPHS: [&str; 10] = [
+    "wide_72",
+    "wide_96",
+    "wide_160",
     "pack_halves",
     "norm_numbers",
     "arrange_heads",

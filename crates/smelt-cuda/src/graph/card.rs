@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread;
 
 use smelt_backend::Tensor;
 use smelt_engine::graph::GraphEngine;
@@ -12,25 +13,33 @@ use smelt_engine::graph::plan::{HostValues, Plan};
 
 use super::GraphFault;
 use super::constants::{Bringing, Constants, kind_of};
-use super::lower::{HeadsAt, Integers, Lowered, Output, Spot, Step, WeightKey, lower};
-use crate::DeviceAddress;
+use super::lower::{
+    Becomes, HeadsAt, HeadsIn, Integers, Lowered, Output, Spot, Step, WeightKey, lower,
+};
 use crate::decoder::memory::Arena;
 use crate::driver::{Driver, DriverError, Priority};
 use crate::kernels::graph::{
-    self, AttendAll, GatherNumbers, HeadsView, Map, NormNumbers, Numbers, weight_form,
+    self, AttendAll, GatherNumbers, HeadBlocks, HeadsView, Map, NormNumbers, Numbers, weight_form,
 };
 use crate::kernels::layout::padded_columns;
 use crate::kernels::product::{Activations, DeviceWeight, Outcome, default_shape, product};
 use crate::kernels::rows::NumberKind;
 use crate::kernels::source::graph_head;
+use crate::kernels::wide::WideShape;
 use crate::owned::{DeviceBuffer, HostBuffer, OwnedModule, OwnedStream};
+use crate::{CudaTarget, DeviceAddress, Launch};
 
 /// Plans that are kept, of all graphs together: one for each size of pictures that comes often.
 const PLANS_MAX: usize = 16;
 /// Memory for values grows to whole multiples of this, so that it rarely does.
 const STEP_BYTES: u64 = 1 << 20;
-/// Numbers that become bytes at a time: they stay in the second cache on their way.
-const PIECE: usize = 1 << 16;
+/// Numbers that become bytes at a time: they stay in the first caches on their way.
+const PIECE: usize = 1 << 13;
+/// So many numbers are worth a thread, of which more than some are no faster than memory.
+const SHARE: usize = 1 << 18;
+const SHARES_MAX: usize = 8;
+/// Numbers that are on their way to the card while others are staged.
+const SLAB: usize = 1 << 18;
 
 /// A card with the kernels of a directory's graphs.
 #[derive(Debug)]
@@ -102,12 +111,12 @@ impl Card {
         &mut self,
         graph: usize,
         engine: &GraphEngine,
-        inputs: &[Tensor],
+        inputs: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, GraphFault> {
         if let Some(error) = &self.lost {
             return Err(error.clone().into());
         }
-        let at = self.compiled(graph, engine, inputs)?;
+        let at = self.compiled(graph, engine, &inputs)?;
         let mut compiled = self.plans.remove(at).expect("it was found");
         let ran = self.run_compiled(engine, &mut compiled, inputs);
         self.plans.push_back(compiled);
@@ -180,11 +189,11 @@ impl Card {
         &mut self,
         engine: &GraphEngine,
         compiled: &mut Compiled,
-        inputs: &[Tensor],
+        inputs: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, GraphFault> {
         let told = |error: smelt_backend::GraphError| GraphFault::Graph(error.to_string());
-        let values = engine.host_values(&compiled.plan, inputs).map_err(told)?;
-        self.make_room(&compiled.lowered, inputs)?;
+        let values = engine.host_values(&compiled.plan, &inputs).map_err(told)?;
+        self.make_room(&compiled.lowered, &inputs)?;
         let steps = compiled.lowered.steps.clone();
         let mut staged = 0;
         for step in &steps {
@@ -212,6 +221,8 @@ impl Card {
                 step => Places { card: self, engine, compiled }.launch(step)?,
             }
         }
+        // The card is at work meanwhile.
+        drop(inputs);
         self.outputs(engine, compiled, &values)
     }
 
@@ -239,13 +250,18 @@ impl Card {
     /// Puts the copy of an input on the stream, which is staged from byte `at` on; where the next may be.
     fn send(&self, at: u64, to: DeviceAddress, numbers: &[f32]) -> Result<u64, DriverError> {
         let Some(host) = &self.host else { return Ok(at) };
-        let mut end = at;
-        for piece in numbers.chunks(PIECE) {
-            host.write(end, &bytes_of(piece))?;
-            end += piece.len() as u64 * 4;
-        }
-        self.driver.copy(self.stream.id(), to, host.address().offset(at), end - at)?;
-        Ok(end.next_multiple_of(64))
+        let share = share_of(numbers.len());
+        let parts = numbers.chunks(share).zip((0..).step_by(share * 4));
+        let put = |(part, first): (&[f32], u64)| {
+            for (slab, first) in part.chunks(SLAB).zip((first..).step_by(SLAB * 4)) {
+                stage(host, at + first, slab)?;
+                let (from, bytes) = (host.address().offset(at + first), slab.len() as u64 * 4);
+                self.driver.copy(self.stream.id(), to.offset(first), from, bytes)?;
+            }
+            Ok(())
+        };
+        at_once(parts, &put)?;
+        Ok((at + numbers.len() as u64 * 4).next_multiple_of(64))
     }
 
     /// Waits for a run, and reads what it gives.
@@ -255,24 +271,28 @@ impl Card {
         compiled: &Compiled,
         values: &HostValues,
     ) -> Result<Vec<Tensor>, GraphFault> {
-        let mut at = 0;
-        let mut places = Vec::new();
+        let (mut at, mut rooms) = (0, Vec::new());
         for output in &compiled.lowered.outputs {
-            places.push(at);
+            let mut room = (at, Vec::new());
             if let (Output::Card { at: from, shape }, Some(host)) = (output, &self.host) {
-                let bytes = shape.iter().product::<usize>() as u64 * 4;
-                let from = self.spot(&compiled.lowered, *from);
+                let count = shape.iter().product::<usize>();
+                let (from, bytes) = (self.spot(&compiled.lowered, *from), count as u64 * 4);
                 self.driver.copy(self.stream.id(), host.address().offset(at), from, bytes)?;
+                // The system gives the memory while the card is at work.
+                room.1.resize(count, 0.0);
                 at += bytes;
             }
+            rooms.push(room);
         }
         self.stream.synchronize()?;
         let mut outputs = Vec::new();
         let feeds = compiled.plan.outputs();
-        for ((output, feed), at) in compiled.lowered.outputs.iter().zip(feeds).zip(places) {
+        for ((output, feed), (at, mut data)) in
+            compiled.lowered.outputs.iter().zip(feeds).zip(rooms)
+        {
             outputs.push(match (output, &self.host) {
                 (Output::Card { shape, .. }, Some(host)) => {
-                    let data = received(host, at, shape.iter().product())?;
+                    receive(host, at, &mut data)?;
                     Tensor::F32 { shape: shape.clone(), data }
                 }
                 _ => {
@@ -357,16 +377,54 @@ fn bytes_of(numbers: &[f32]) -> Vec<u8> {
     bytes
 }
 
-/// Numbers from byte `at` of page-locked memory on.
-fn received(host: &HostBuffer, at: u64, count: usize) -> Result<Vec<f32>, DriverError> {
-    let (mut numbers, mut bytes) = (Vec::with_capacity(count), vec![0; count.min(PIECE) * 4]);
-    while numbers.len() < count {
-        let piece = &mut bytes[..(count - numbers.len()).min(PIECE) * 4];
-        host.read(at + numbers.len() as u64 * 4, piece)?;
-        let read = piece.as_chunks::<4>().0.iter();
-        numbers.extend(read.map(|number| f32::from_le_bytes(*number)));
+/// Numbers of each thread that moves some of `count`.
+fn share_of(count: usize) -> usize {
+    let shares = count.div_ceil(SHARE).clamp(1, SHARES_MAX);
+    count.div_ceil(shares).next_multiple_of(PIECE)
+}
+
+/// Puts numbers into page-locked memory from byte `at` on.
+fn stage(host: &HostBuffer, at: u64, numbers: &[f32]) -> Result<(), DriverError> {
+    let mut bytes = vec![0; numbers.len().min(PIECE) * 4];
+    for (piece, at) in numbers.chunks(PIECE).zip((at..).step_by(PIECE * 4)) {
+        let places = bytes.as_chunks_mut::<4>().0.iter_mut();
+        places.zip(piece).for_each(|(place, number)| *place = number.to_le_bytes());
+        host.write(at, &bytes[..piece.len() * 4])?;
     }
-    Ok(numbers)
+    Ok(())
+}
+
+/// Reads numbers from byte `at` of page-locked memory on.
+fn receive(host: &HostBuffer, at: u64, numbers: &mut [f32]) -> Result<(), DriverError> {
+    let share = share_of(numbers.len());
+    let parts = numbers.chunks_mut(share).zip((at..).step_by(share * 4));
+    let get = |(part, at): (&mut [f32], u64)| {
+        let mut bytes = vec![0; part.len().min(PIECE) * 4];
+        for (piece, at) in part.chunks_mut(PIECE).zip((at..).step_by(PIECE * 4)) {
+            let bytes = &mut bytes[..piece.len() * 4];
+            host.read(at, bytes)?;
+            let read = bytes.as_chunks::<4>().0.iter();
+            piece.iter_mut().zip(read).for_each(|(to, number)| *to = f32::from_le_bytes(*number));
+        }
+        Ok(())
+    };
+    at_once(parts, &get)
+}
+
+/// Does something with each part in a thread of its own, the last here.
+fn at_once<T: Send>(
+    parts: impl Iterator<Item = T>,
+    each: &(impl Fn(T) -> Result<(), DriverError> + Sync),
+) -> Result<(), DriverError> {
+    let mut parts: Vec<T> = parts.collect();
+    let Some(last) = parts.pop() else { return Ok(()) };
+    thread::scope(|scope| {
+        let others: Vec<_> =
+            parts.into_iter().map(|part| scope.spawn(move || each(part))).collect();
+        let own = each(last);
+        let all = others.into_iter().map(|other| other.join().expect("moving does not panic"));
+        all.fold(own, Result::and)
+    })
 }
 
 /// A plan whose constants are found, or brought where they are not there yet.
@@ -431,6 +489,52 @@ impl Places<'_> {
         Ok(HeadsView { from, shape: heads.shape, steps: heads.steps })
     }
 
+    fn head_blocks(&self, heads: HeadsIn) -> HeadBlocks {
+        let halves = self.card.value(&self.compiled.lowered, heads.value, 0);
+        HeadBlocks { halves, eights: heads.rows.div_ceil(8), columns: heads.columns }
+    }
+
+    fn outcome(&mut self, into: Becomes, stride: u32) -> Result<Outcome, GraphFault> {
+        Ok(match into {
+            Becomes::Rows(out) => Outcome::Store { out: self.spot(out)?, stride },
+            Becomes::Sum { out, before, gains } => Outcome::Sum {
+                out: self.spot(out)?,
+                before: self.spot(before)?,
+                gains: self.vector(gains)?,
+                stride,
+            },
+            Becomes::Halves { out, turn } => {
+                Outcome::Halves { out: self.spot(Spot::Value(out, 0))?, turn }
+            }
+        })
+    }
+
+    /// A product by the kernel that takes the least time for its sizes.
+    fn product(
+        &mut self,
+        x: usize,
+        weight: &WeightKey,
+        bias: Option<usize>,
+        tokens: u32,
+        into: Becomes,
+    ) -> Result<Launch, GraphFault> {
+        let [outputs, columns] = weight.shape;
+        let columns = padded_columns(columns as usize) as u32;
+        let levels = self.weight(weight)?;
+        let device = DeviceWeight::of_levels(weight_form(), outputs, columns, levels);
+        let bias = self.vector(bias)?;
+        let halves = self.spot(Spot::Value(x, 0))?;
+        let x = Activations { halves, sums: DeviceAddress::NULL, tokens };
+        let outcome = self.outcome(into, outputs)?;
+        let card = self.card.driver.card();
+        let wide = WideShape::of(outputs, tokens, outcome, card.multiprocessors);
+        if let Some(wide) = wide.filter(|_| CudaTarget::of(card.sm) == Some(CudaTarget::Sm90)) {
+            return Ok(wide.product(&device, bias, x, outcome, card.multiprocessors));
+        }
+        let shape = default_shape(device.form, outputs, tokens, card.multiprocessors);
+        Ok(product(&device, bias, x, outcome, shape))
+    }
+
     /// Brings the constants of a step.
     fn bring(&mut self, step: &Step) -> Result<(), GraphFault> {
         for place in step.constants() {
@@ -458,35 +562,27 @@ impl Places<'_> {
                     eps: *eps,
                 })
             }
-            Step::Product { x, weight, bias, rows, out } => {
-                let [outputs, columns] = weight.shape;
-                let null = DeviceAddress::NULL;
-                let columns = padded_columns(columns as usize) as u32;
-                let levels = self.weight(weight)?;
-                let device = DeviceWeight::of_levels(weight_form(), outputs, columns, levels);
-                let bias = self.vector(*bias)?;
-                let halves = self.spot(Spot::Value(*x, 0))?;
-                let x = Activations { halves, sums: null, tokens: *rows };
-                let outcome = Outcome::Store { out: self.spot(*out)?, stride: outputs };
-                let processors = self.card.driver.card().multiprocessors;
-                let shape = default_shape(device.form, outputs, *rows, processors);
-                product(&device, bias, x, outcome, shape)
+            Step::Product { x, weight, bias, rows, into } => {
+                self.product(*x, weight, *bias, *rows, *into)?
             }
-            Step::Arrange { from, part, out } => {
+            Step::Arrange { from, out } => {
                 let out = self.spot(Spot::Value(*out, 0))?;
-                graph::arrange(out, self.heads(from)?, *part, graph_head(self.card.head))
+                graph::arrange(out, self.heads(from)?, graph_head(self.card.head))
             }
-            Step::Attend { queries, pages, mask, heads, rows, width, out, form } => {
+            Step::Attend { parts, mask, scale, heads, rows, numbers, out, form } => {
                 let mask = mask.as_ref().map(|mask| self.heads(mask)).transpose()?;
+                let [queries, keys, values] = parts.map(|part| self.head_blocks(part));
                 graph::attend(AttendAll {
                     out: self.spot(*out)?,
                     form: *form,
-                    queries: self.spot(Spot::Value(*queries, 0))?,
-                    pages: self.spot(Spot::Value(*pages, 0))?,
+                    queries,
+                    keys,
+                    values,
                     mask,
+                    scale: *scale,
                     heads: *heads,
                     rows: *rows,
-                    width: *width,
+                    numbers: *numbers,
                     head: graph_head(self.card.head),
                 })
             }

@@ -9,11 +9,11 @@ use smelt_engine::graph::plan::{
     Sink, Task, Unary, View, Work, place,
 };
 
-use super::values::{ValueId, Values};
-use crate::kernels::graph::{
-    Chain, Form, HeadPart, LinkOp, LinkSource, Operand, Program, page_bytes, query_bytes,
-};
+use super::fused::Fused;
+use super::values::{ValueId, Values, head_columns};
+use crate::kernels::graph::{Chain, Form, HeadColumns, LinkOp, LinkSource, Operand, Program};
 use crate::kernels::layout::{activation_len, padded_columns};
+use crate::kernels::product::Turn;
 use crate::kernels::rows::NumberKind;
 use crate::kernels::source::graph_head;
 
@@ -49,6 +49,25 @@ pub(super) struct HeadsAt {
     pub(super) kind: NumberKind,
     pub(super) shape: [u32; 4],
     pub(super) steps: [u64; 4],
+}
+
+/// Heads in activations of so many rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HeadsIn {
+    pub(super) value: ValueId,
+    pub(super) rows: u32,
+    pub(super) columns: HeadColumns,
+}
+
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Becomes {
+    /// f32 side by side.
+    Rows(Spot),
+    /// Such, added to such that lie elsewhere; a constant is what they are multiplied with before.
+    Sum { out: Spot, before: Spot, gains: Option<usize> },
+    /// Activations.
+    Halves { out: ValueId, turn: Turn },
 }
 
 /// What a card does.
@@ -93,20 +112,21 @@ pub(super) enum Step {
         weight: WeightKey,
         bias: Option<usize>,
         rows: u32,
-        out: Spot,
+        into: Becomes,
     },
+    /// Heads become activations.
     Arrange {
         from: HeadsAt,
-        part: HeadPart,
         out: ValueId,
     },
     Attend {
-        queries: ValueId,
-        pages: ValueId,
+        /// Queries, keys and values.
+        parts: [HeadsIn; 3],
         mask: Option<HeadsAt>,
+        scale: f32,
         heads: [u32; 2],
         rows: [u32; 2],
-        width: u32,
+        numbers: [u32; 2],
         out: Spot,
         form: Form,
     },
@@ -175,7 +195,7 @@ pub(super) fn lower(
     head: usize,
     kind_of: &dyn Fn(usize) -> Option<NumberKind>,
 ) -> Result<Lowered, String> {
-    let values = Values::of(plan, inputs);
+    let values = Values::of(plan, inputs, &|place| kind_of(place) == Some(NumberKind::F32));
     let spans = vec![None; values.all.len()];
     let bytes = values.all.iter().map(|value| value_bytes(value.len, value.form)).collect();
     let (steps, programs) = (Vec::new(), Vec::new());
@@ -257,9 +277,15 @@ impl Lower<'_> {
             }
             return Ok(());
         }
+        if self.values.is_done_before(index) {
+            return Ok(());
+        }
         let out = writes.first().copied().flatten().ok_or("it gives nothing")?;
         match &task.work {
-            Work::Linear(linear) => self.linear(linear, &reads, out),
+            Work::Linear(linear) => {
+                let into = self.into(index, linear, out)?;
+                self.linear(linear, &reads, into)
+            }
             Work::Attention(attention) => self.attention(attention, &reads, out),
             Work::Norm(norm) => self.norm(norm, &reads, out),
             Work::Map(map) => self.map(map, &reads, out),
@@ -277,11 +303,45 @@ impl Lower<'_> {
         }
     }
 
+    /// What becomes of the product that is task `index`.
+    fn into(&mut self, index: usize, linear: &Linear, own: ValueId) -> Result<Becomes, String> {
+        let Some(fused) = self.values.fused[index] else {
+            let form = self.values.all[own].form;
+            self.fill_up(own, form);
+            return Ok(match form {
+                Form::Rows => Becomes::Rows(Spot::Value(own, linear.out.start)),
+                Form::Activations { .. } => Becomes::Halves { out: own, turn: Turn::None },
+            });
+        };
+        let next = index + 1;
+        let (Work::Map(map), Some(out)) =
+            (&self.plan.tasks()[next].work, self.values.writes[next][0])
+        else {
+            return Err("what is behind it is no map".to_owned());
+        };
+        match fused {
+            Fused::Turned(turn) => {
+                self.fill_up(out, self.values.all[out].form);
+                Ok(Becomes::Halves { out, turn })
+            }
+            Fused::Sum { before, gains } => {
+                let value = self.values.reads[next][before];
+                let (before, _) = self.spot(&map.operands[before], value)?;
+                let constant = |gains: usize| match map.operands[gains].home {
+                    Home::Constant(place) => Some(place),
+                    Home::Buffer(_) | Home::Input(_) => None,
+                };
+                let out = Spot::Value(out, map.out.start);
+                Ok(Becomes::Sum { out, before, gains: gains.and_then(constant) })
+            }
+        }
+    }
+
     fn linear(
         &mut self,
         linear: &Linear,
         reads: &[Option<ValueId>],
-        out: ValueId,
+        into: Becomes,
     ) -> Result<(), String> {
         let (&[rows, columns], &[_, outputs]) = (&linear.x.shape[..], &linear.out.shape[..]) else {
             return Err("its product is of no matrix".to_owned());
@@ -302,8 +362,7 @@ impl Lower<'_> {
             (Form::Activations { .. }, Some(value)) => value,
             _ => self.activations(&linear.x, reads[0], [size(rows)?, size(columns)?])?,
         };
-        let out = Spot::Value(out, linear.out.start);
-        self.push(Step::Product { x, weight, bias: linear.bias, rows: size(rows)?, out });
+        self.push(Step::Product { x, weight, bias: linear.bias, rows: size(rows)?, into });
         Ok(())
     }
 
@@ -339,9 +398,10 @@ impl Lower<'_> {
         out: ValueId,
     ) -> Result<(), String> {
         let head = graph_head(self.head);
-        let q = self.heads(&attention.q, reads[0])?;
-        let k = self.heads(&attention.k, reads[1])?;
-        let v = self.heads(&attention.v, reads[2])?;
+        let parts = [&attention.q, &attention.k, &attention.v];
+        let views = [0, 1, 2].map(|part| self.heads(parts[part], reads[part]));
+        let [q, k, v] = views;
+        let (q, k, v) = (q?, k?, v?);
         let mask = attention.mask.as_ref().map(|mask| self.heads(mask, reads[3])).transpose()?;
         let ([batch, heads, queries, depth], [_, _, keys, width]) = (q.shape, v.shape);
         if depth.max(width) as usize > head.padded() {
@@ -353,26 +413,53 @@ impl Lower<'_> {
         if width == 0 || keys == 0 || batch > u16::MAX.into() || heads > u16::MAX.into() {
             return Err(format!("a card does not attend with {batch} times {heads} heads at once"));
         }
-        let count = u64::from(batch) * u64::from(heads);
-        let rows = self.scratch(query_bytes(head, count * u64::from(queries)));
-        let pages = self.scratch(page_bytes(head, count, keys));
-        let scale = HeadPart::Queries(attention.scale);
-        self.push(Step::Arrange { from: q, part: scale, out: rows });
-        self.push(Step::Arrange { from: k, part: HeadPart::Keys, out: pages });
-        self.push(Step::Arrange { from: v, part: HeadPart::Values, out: pages });
+        if attention.scale < 0.0 {
+            return Err("a card does not attend to what is least alike".to_owned());
+        }
+        let mut blocks = Vec::new();
+        for (at, view) in [q, k, v].into_iter().enumerate() {
+            blocks.push(self.head_blocks(parts[at], reads[at], view)?);
+        }
+        let parts = blocks.try_into().map_err(|_| too_large())?;
         let form = self.values.all[out].form;
         self.fill_up(out, form);
         self.push(Step::Attend {
-            queries: rows,
-            pages,
+            parts,
             mask,
+            scale: attention.scale,
             heads: [batch, heads],
             rows: [queries, keys],
-            width,
+            numbers: [depth, width],
             out: Spot::Value(out, attention.out.start),
             form,
         });
         Ok(())
+    }
+
+    /// Heads as activations: where they lie so already, or brought there.
+    fn head_blocks(
+        &mut self,
+        view: &View,
+        value: Option<ValueId>,
+        heads: HeadsAt,
+    ) -> Result<HeadsIn, String> {
+        if let Some(value) = value
+            && let Form::Activations { rows, .. } = self.values.all[value].form
+        {
+            let (_, columns) =
+                head_columns(view, self.values.all[value].len).ok_or("its heads are no columns")?;
+            return Ok(HeadsIn { value, rows, columns });
+        }
+        let ([batch, count, rows, _], padded) =
+            (heads.shape, graph_head(self.head).padded() as u32);
+        let all = [batch.checked_mul(rows), count.checked_mul(padded)];
+        let [Some(rows), Some(columns)] = all else { return Err(too_large()) };
+        if rows.checked_mul(columns).is_none() {
+            return Err(too_large());
+        }
+        let value = self.scratch(activation_bytes(rows, columns));
+        self.push(Step::Arrange { from: heads, out: value });
+        Ok(HeadsIn { value, rows, columns: HeadColumns { first: 0, by_head: padded } })
     }
 
     fn heads(&self, view: &View, value: Option<ValueId>) -> Result<HeadsAt, String> {
@@ -569,7 +656,13 @@ impl Step {
             Self::Norm { x, scale, bias, .. } => {
                 of(x).into_iter().chain(*scale).chain(*bias).collect()
             }
-            Self::Product { bias, .. } => bias.iter().copied().collect(),
+            Self::Product { bias, into, .. } => {
+                let gains = match into {
+                    Becomes::Sum { gains, .. } => *gains,
+                    Becomes::Rows(_) | Becomes::Halves { .. } => None,
+                };
+                bias.iter().copied().chain(gains).collect()
+            }
             Self::Arrange { from, .. } => of(&from.at).into_iter().collect(),
             Self::Attend { mask, .. } => mask.iter().filter_map(|mask| of(&mask.at)).collect(),
             Self::Map { operands, .. } => operands.iter().flatten().filter_map(of).collect(),
@@ -593,11 +686,18 @@ impl Step {
             }
             Self::Clear { value } => vec![*value],
             Self::Norm { x, out, .. } => of(x).into_iter().chain(of(out)).collect(),
-            Self::Product { x, out, .. } => of(out).into_iter().chain([*x]).collect(),
+            Self::Product { x, into, .. } => {
+                let [out, before] = match into {
+                    Becomes::Rows(out) => [of(out), None],
+                    Becomes::Sum { out, before, .. } => [of(out), of(before)],
+                    Becomes::Halves { out, .. } => [Some(*out), None],
+                };
+                out.into_iter().chain(before).chain([*x]).collect()
+            }
             Self::Arrange { from, out, .. } => of(&from.at).into_iter().chain([*out]).collect(),
-            Self::Attend { queries, pages, mask, out, .. } => {
+            Self::Attend { parts, mask, out, .. } => {
                 let mask = mask.as_ref().and_then(|mask| of(&mask.at));
-                [*queries, *pages].into_iter().chain(mask).chain(of(out)).collect()
+                parts.iter().map(|part| part.value).chain(mask).chain(of(out)).collect()
             }
             Self::Map { operands, out, .. } => {
                 operands.iter().flatten().chain([out]).filter_map(of).collect()

@@ -8,6 +8,7 @@
 
 mod card;
 mod constants;
+mod fused;
 mod lower;
 mod values;
 
@@ -120,8 +121,8 @@ impl CudaGraph {
         }
     }
 
-    fn run_here(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, GraphError> {
-        GraphInput::check_all(self.engine.inputs(), inputs)?;
+    fn run_here(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, GraphError> {
+        GraphInput::check_all(self.engine.inputs(), &inputs)?;
         let Some((card, index)) = &self.card else {
             let problem = format!("no card of {} was opened", self.target.word());
             return Err(GraphError::Graph(problem));
@@ -192,12 +193,12 @@ impl Graph for CudaGraph {
     }
 
     fn submit(&self, inputs: Vec<Tensor>) -> Result<Pending, GraphError> {
-        let outputs = self.run_here(&inputs)?;
+        let outputs = self.run_here(inputs)?;
         Ok(Pending::done(outputs.into_iter().map(Into::into).collect()))
     }
 
     fn run(&self, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, GraphError> {
-        self.run_here(&inputs)
+        self.run_here(inputs)
     }
 
     fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {

@@ -1,11 +1,12 @@
 //! Finds which values the buffers of a plan hold one after another, and in which form each lies on a card.
 //!
-//! A buffer whose numbers are replaced holds another value from then on.  A value that nothing but products read lies as they
-//! take it: whoever writes it rounds it to halves, as the product would.  Knows no addresses.
+//! A buffer whose numbers are replaced holds another value from then on.  A value that nothing but products and heads read lies
+//! as they take it: whoever writes it rounds it to halves, as they would.  Knows no addresses.
 
 use smelt_engine::graph::plan::{Feed, Home, Plan, View, Work};
 
-use crate::kernels::graph::Form;
+use super::fused::{Fused, fused};
+use crate::kernels::graph::{Form, HeadColumns};
 
 /// A value, by its number.
 pub(super) type ValueId = usize;
@@ -32,6 +33,8 @@ pub(super) struct Values {
     pub(super) writes: Vec<Vec<Option<ValueId>>>,
     /// The same of the outputs that are views.
     pub(super) outputs: Vec<Option<ValueId>>,
+    /// Of each task that is a product, what the task behind it does with its results, if both are one step.
+    pub(super) fused: Vec<Option<Fused>>,
 }
 
 /// How a value is used.
@@ -41,19 +44,21 @@ struct Use {
     /// Rows and columns of what writes it whole, if that can be activations.
     written: Option<[usize; 2]>,
     readers: usize,
-    /// Rows and columns of every product that reads it, where they are the same and nothing else reads it.
-    products: Option<[usize; 2]>,
+    /// Rows and columns for every product and all heads that read it, where they are the same and nothing else reads it.
+    blocks: Option<[usize; 2]>,
     is_otherwise_read: bool,
+    /// Whether it is an output, or an input.
+    is_told: bool,
 }
 
 impl Values {
-    /// The values of a plan whose inputs have so many numbers.
-    pub(super) fn of(plan: &Plan, inputs: &[usize]) -> Self {
+    /// The values of a plan whose inputs have so many numbers; `is_f32` says of a constant whether kernels read it as that.
+    pub(super) fn of(plan: &Plan, inputs: &[usize], is_f32: &dyn Fn(usize) -> bool) -> Self {
         let (buffers, mut found) = (plan.buffers(), Self::default());
         let mut uses = Vec::new();
         for &len in inputs {
             let id = found.add(len, &mut uses);
-            uses[id].is_otherwise_read = true;
+            (uses[id].is_otherwise_read, uses[id].is_told) = (true, true);
             found.inputs.push(id);
         }
         let mut current: Vec<Option<ValueId>> = vec![None; buffers.len()];
@@ -91,7 +96,7 @@ impl Values {
                 Feed::Known(_) | Feed::Loose(_) => None,
             };
             if let Some(id) = id {
-                uses[id].is_otherwise_read = true;
+                (uses[id].is_otherwise_read, uses[id].is_told) = (true, true);
             }
             found.outputs.push(id);
         }
@@ -99,7 +104,33 @@ impl Values {
             value.form = own.form();
             value.is_read = own.readers > 0 || own.is_otherwise_read;
         }
+        found.fuse(plan, &uses, is_f32);
         found
+    }
+
+    /// Finds products whose results go through one more task alone, the next.
+    fn fuse(&mut self, plan: &Plan, uses: &[Use], is_f32: &dyn Fn(usize) -> bool) {
+        self.fused = vec![None; plan.tasks().len()];
+        for (index, pair) in plan.tasks().windows(2).enumerate() {
+            let (Work::Linear(linear), Work::Map(map)) = (&pair[0].work, &pair[1].work) else {
+                continue;
+            };
+            let (Some(result), Some(out)) = (self.writes[index][0], self.writes[index + 1][0])
+            else {
+                continue;
+            };
+            let is_between = uses[result].readers == 1 && !uses[result].is_told;
+            let is_one = uses[result].writers == 1 && uses[out].writers == 1;
+            let at = self.reads[index + 1].iter().position(|value| *value == Some(result));
+            if let (true, Some(at)) = (is_between && is_one, at) {
+                self.fused[index] = fused(plan, linear, map, at, self.all[out].form, is_f32);
+            }
+        }
+    }
+
+    /// What the task before `index` does of it, if it is one step with that.
+    pub(super) fn is_done_before(&self, index: usize) -> bool {
+        index > 0 && self.fused[index - 1].is_some()
     }
 
     fn add(&mut self, len: usize, uses: &mut Vec<Use>) -> ValueId {
@@ -123,11 +154,12 @@ impl Use {
             (Work::Linear(_), &[rows, columns]) if at == 0 && view.is_contiguous() => {
                 (view.start == 0 && rows * columns == len).then_some([rows, columns])
             }
+            (Work::Attention(_), _) if at < 3 => head_columns(view, len).map(|(shape, _)| shape),
             _ => None,
         };
-        let is_same = self.readers == 0 || self.products == shape;
+        let is_same = self.readers == 0 || self.blocks == shape;
         self.is_otherwise_read |= shape.is_none() || !is_same;
-        self.products = shape;
+        self.blocks = shape;
         self.readers += 1;
     }
 
@@ -141,13 +173,14 @@ impl Use {
                 [batch, queries, heads, width] => Some([batch * queries, heads * width]),
                 _ => None,
             },
-            Work::Linear(_) | Work::Fill { .. } | Work::Call(_) => None,
+            Work::Linear(linear) => linear.out.shape[..].try_into().ok(),
+            Work::Fill { .. } | Work::Call(_) => None,
         };
     }
 
-    /// Activations where one task writes it so, and products alone read it.
+    /// Activations where one task writes it so, and products and heads alone read it.
     fn form(&self) -> Form {
-        let (Some([rows, columns]), Some(written)) = (self.products, self.written) else {
+        let (Some([rows, columns]), Some(written)) = (self.blocks, self.written) else {
             return Form::Rows;
         };
         // Numbers of a map are in rows of any length.
@@ -158,4 +191,22 @@ impl Use {
         }
         Form::Activations { rows: rows as u32, columns: columns as u32 }
     }
+}
+
+/// Rows and columns of all numbers of a value of which heads `[batch, heads, rows, numbers]` are columns, and which they are;
+/// none where heads do not lie in whole blocks of eight numbers.
+pub(super) fn head_columns(view: &View, len: usize) -> Option<([usize; 2], HeadColumns)> {
+    let (&[batch, heads, rows, numbers], &[by_batch, by_head, columns, by_number]) =
+        (&view.shape[..], &view.steps[..])
+    else {
+        return None;
+    };
+    let by_head = if heads == 1 { numbers } else { by_head };
+    let is_rows = by_number == 1 && (batch == 1 || by_batch == rows * columns);
+    let is_all = batch * rows * columns == len && rows > 1;
+    let is_inside = view.start + (heads - 1) * by_head + numbers <= columns;
+    let is_whole = [view.start, by_head, numbers].iter().all(|number| number.is_multiple_of(8));
+    let narrow = |number: usize| u32::try_from(number).ok();
+    let of = HeadColumns { first: narrow(view.start)?, by_head: narrow(by_head)? };
+    (is_rows && is_all && is_inside && is_whole).then_some(([batch * rows, columns], of))
 }

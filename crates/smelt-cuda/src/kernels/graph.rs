@@ -155,24 +155,14 @@ pub fn norm(norm: NormNumbers) -> Launch {
         .with(norm.x)
         .with(norm.scale)
         .with(norm.bias)
+        .with(norm.rows)
         .with(norm.width)
         .with(norm.form.padded())
         .with(norm.form.eights())
         .with(u32::from(norm.centred))
         .with(norm.eps);
-    let (grid, block) = ([norm.rows, 1, 1], [ROW_THREADS, 1, 1]);
+    let (grid, block) = ([norm.rows.div_ceil(ROW_THREADS / 32), 1, 1], [ROW_THREADS, 1, 1]);
     Launch { function: NORM_NUMBERS, grid, block, shared_bytes: 0, early: true, args }
-}
-
-/// Which part of attention heads are arranged for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum HeadPart {
-    /// Queries, whose scores are multiplied with this.
-    Queries(f32),
-    /// Keys.
-    Keys,
-    /// Values.
-    Values,
 }
 
 /// `[batch, heads, rows, numbers]` by steps.
@@ -186,24 +176,9 @@ pub struct HeadsView {
     pub steps: [u64; 4],
 }
 
-/// Bytes of queries as [`arrange`] puts them, of `rows` rows of all heads.
-pub const fn query_bytes(head: HeadShape, rows: u64) -> u64 {
-    rows * head.padded() as u64 * 2
-}
-
-/// Bytes of keys and values of `heads` heads of so many rows.
-pub const fn page_bytes(head: HeadShape, heads: u64, rows: u32) -> u64 {
-    heads * rows.div_ceil(PAGE_TOKENS as u32) as u64 * head.bytes() as u64
-}
-
-/// Puts queries in rows, or keys or values into pages, as halves.
-pub fn arrange(out: DeviceAddress, view: HeadsView, part: HeadPart, head: HeadShape) -> Launch {
+/// Puts heads into activations of rows `[batch, rows]` and columns `[heads, padded head]`.
+pub fn arrange(out: DeviceAddress, view: HeadsView, head: HeadShape) -> Launch {
     let [batch, heads, rows, numbers] = view.shape;
-    let (form, scale) = match part {
-        HeadPart::Queries(scale) => (0u32, scale * std::f32::consts::LOG2_E),
-        HeadPart::Keys => (1, 1.0),
-        HeadPart::Values => (2, 1.0),
-    };
     let eights = (head.padded() / 8) as u64;
     let count = u64::from(batch) * u64::from(heads) * u64::from(rows) * eights;
     let [by_batch, by_head, by_row, by_number] = view.steps;
@@ -219,9 +194,28 @@ pub fn arrange(out: DeviceAddress, view: HeadsView, part: HeadPart, head: HeadSh
         .with(heads)
         .with(rows)
         .with(numbers)
-        .with(form)
-        .with(scale);
+        .with((batch * rows).div_ceil(8));
     moving(ARRANGE_HEADS, count, args)
+}
+
+/// Heads in activations of rows `[batch, rows]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadBlocks {
+    /// The activations.
+    pub halves: DeviceAddress,
+    /// Blocks of eight rows.
+    pub eights: u32,
+    /// Where its columns are.
+    pub columns: HeadColumns,
+}
+
+/// Columns of heads; both are multiples of 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadColumns {
+    /// The first of the first head.
+    pub first: u32,
+    /// From one to the next.
+    pub by_head: u32,
 }
 
 /// Queries that attend to all keys.
@@ -231,19 +225,23 @@ pub struct AttendAll {
     pub out: DeviceAddress,
     /// In which form.
     pub form: Form,
-    /// From [`arrange`].
-    pub queries: DeviceAddress,
-    /// From [`arrange`].
-    pub pages: DeviceAddress,
+    /// Queries.
+    pub queries: HeadBlocks,
+    /// Keys.
+    pub keys: HeadBlocks,
+    /// Values.
+    pub values: HeadBlocks,
     /// What is added to scores, `[batch, heads, queries, keys]`.
     pub mask: Option<HeadsView>,
+    /// What scores are multiplied with, not below zero.
+    pub scale: f32,
     /// Batch and heads.
     pub heads: [u32; 2],
     /// Queries and keys.
     pub rows: [u32; 2],
-    /// Numbers of a value.
-    pub width: u32,
-    /// A head, as it is kept.
+    /// Numbers of a query and of a value; what fills eights of them is zero.
+    pub numbers: [u32; 2],
+    /// A head, as kernels have it.
     pub head: HeadShape,
 }
 
@@ -253,26 +251,32 @@ pub fn attend(attend: AttendAll) -> Launch {
     let none = Numbers { at: DeviceAddress::NULL, kind: NumberKind::F32 };
     let mask = attend.mask.unwrap_or(HeadsView { from: none, shape: [0; 4], steps: [0; 4] });
     let [by_batch, by_head, by_query, by_key] = mask.steps;
-    let args = LaunchArgs::new()
-        .with(attend.out)
-        .with(attend.queries)
-        .with(attend.pages)
+    let mut args = LaunchArgs::new().with(attend.out);
+    for part in [attend.queries, attend.keys, attend.values] {
+        let HeadColumns { first, by_head } = part.columns;
+        args = args.with(part.halves).with(part.eights).with(first).with(by_head);
+    }
+    let [depth, width] = attend.numbers;
+    let args = args
         .with(mask.from.at)
         .with(by_batch)
         .with(by_head)
         .with(by_query)
         .with(by_key)
         .with(mask.from.kind.word())
+        .with(attend.scale * std::f32::consts::LOG2_E)
         .with(queries)
         .with(keys)
         .with(heads)
-        .with(attend.width)
+        .with(depth)
+        .with(width)
         .with(attend.form.eights());
     Launch {
         function: if attend.mask.is_some() { ATTEND_MASKED } else { ATTEND_ALL },
         grid: [queries.div_ceil(PAGE_TOKENS as u32), heads, batch],
         block: [128, 1, 1],
-        shared_bytes: 2 * attend.head.bytes() as u32,
+        // Queries, and two pages of keys and values.
+        shared_bytes: (5 * PAGE_TOKENS * attend.head.padded() * 2) as u32,
         early: true,
         args,
     }

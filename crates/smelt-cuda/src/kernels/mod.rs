@@ -18,3 +18,4 @@ pub mod source;
 mod table;
 #[cfg(any(test, feature = "recording"))]
 pub mod twin;
+pub mod wide;

@@ -239,7 +239,7 @@ impl DeviceWeight {
         }
     }
 
-    fn padded_rows(&self) -> u32 {
+    pub(super) fn padded_rows(&self) -> u32 {
         self.rows.next_multiple_of(STRIP_ROWS as u32)
     }
 }
@@ -268,6 +268,14 @@ pub struct State {
     pub eps: f32,
 }
 
+impl State {
+    /// Of a product that norms nothing.
+    pub(super) const fn none() -> Self {
+        let null = DeviceAddress::NULL;
+        Self { numbers: null, norm: null, hidden: 0, eps: 0.0 }
+    }
+}
+
 /// What becomes of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
@@ -285,6 +293,24 @@ pub enum Outcome {
         /// Numbers from token to token.
         stride: u32,
     },
+    /// f32 `[tokens, stride]` as well: what lies elsewhere, to which rows are added times what each has; of halves alone.
+    Sum {
+        /// The first number.
+        out: DeviceAddress,
+        /// What is added to, of the same form.
+        before: DeviceAddress,
+        /// f32 `[rows]` that results are multiplied with; no place for none.
+        gains: DeviceAddress,
+        /// Numbers from token to token.
+        stride: u32,
+    },
+    /// Activations of as many columns as there are rows, of halves alone; what fills the last 64 columns is zero.
+    Halves {
+        /// The halves.
+        out: DeviceAddress,
+        /// What they are turned by.
+        turn: Turn,
+    },
     /// Rows are gates and what they are multiplied with, [interleaved](super::pack::interleaved): activations of half as
     /// many columns.
     Swiglu {
@@ -293,22 +319,49 @@ pub enum Outcome {
     },
 }
 
+/// An operator on single numbers that activations go through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// None.
+    None,
+    /// GELU by the error function.
+    GeluErf,
+    /// GELU by the hyperbolic tangent.
+    GeluTanh,
+}
+
+/// The arguments by which a kernel knows what becomes of a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Words {
+    pub(super) out: DeviceAddress,
+    pub(super) stride: u32,
+    pub(super) mode: u32,
+    before: DeviceAddress,
+    gains: DeviceAddress,
+}
+
 impl Outcome {
-    /// Place, numbers from token to token, and the kernels' word for it.
-    fn words(self) -> (DeviceAddress, u32, u32) {
+    pub(super) fn words(self) -> Words {
+        let null = DeviceAddress::NULL;
+        let of = |out, stride, mode| Words { out, stride, mode, before: null, gains: null };
         match self {
-            Self::Store { out, stride } => (out, stride, 0),
-            Self::Add { out, stride } => (out, stride, 1),
-            Self::Swiglu { out } => (out, 0, 2),
+            Self::Store { out, stride } => of(out, stride, 0),
+            Self::Add { out, stride } => Words { before: out, ..of(out, stride, 1) },
+            Self::Sum { out, before, gains, stride } => {
+                Words { before, gains, ..of(out, stride, 1) }
+            }
+            Self::Swiglu { out } => of(out, 0, 2),
+            Self::Halves { out, turn } => of(out, 0, 3 + turn as u32),
         }
     }
 }
 
-fn arguments(
+/// What every kernel of products is given.
+pub(super) fn arguments(
     weight: &DeviceWeight,
     bias: DeviceAddress,
-    x: Activations,
-    (out, stride, mode): (DeviceAddress, u32, u32),
+    (x, state): (Activations, State),
+    words: Words,
     rounds: u32,
 ) -> LaunchArgs {
     LaunchArgs::new()
@@ -322,14 +375,19 @@ fn arguments(
         .with(bias)
         .with(x.halves)
         .with(x.sums)
-        .with(out)
+        .with(words.out)
         .with(x.tokens)
         .with(weight.rows)
         .with(weight.padded_rows())
         .with(weight.columns)
-        .with(stride)
-        .with(mode)
+        .with(words.stride)
+        .with(words.mode)
         .with(rounds)
+        .with(state.norm)
+        .with(state.hidden)
+        .with(state.eps)
+        .with(words.before)
+        .with(words.gains)
 }
 
 /// Multiplies `weight` by `x`, adds `bias` `[rows]` where there is one, and does with it what `outcome` says.
@@ -345,8 +403,7 @@ pub fn product(
 ) -> Launch {
     assert!(shape.takes(x.tokens), "{shape} cannot take {} tokens", x.tokens);
     assert!(!shape.norms(), "{shape} takes a state");
-    let state = State { numbers: x.halves, norm: DeviceAddress::NULL, hidden: 0, eps: 0.0 };
-    launch(weight, bias, (x, state), outcome, shape)
+    launch(weight, bias, (x, State::none()), outcome, shape)
 }
 
 /// Multiplies `weight` by a normed state, with the bits of a norm and a product behind it.
@@ -377,14 +434,14 @@ fn launch(
         ProductShape::Few(few) => (1, few.rounds(weight.form, weight.columns)),
         ProductShape::Many(_) => (x.tokens.div_ceil(shape.tokens()), 0),
     };
-    let args = arguments(weight, bias, x, outcome.words(), rounds);
+    let args = arguments(weight, bias, (x, state), outcome.words(), rounds);
     Launch {
         function: table::product(weight.form, shape),
         grid: [rows, tokens, 1],
         block: [shape.threads(), 1, 1],
         shared_bytes: shape.shared_bytes(weight.form, weight.columns),
         early: true,
-        args: args.with(state.norm).with(state.hidden).with(state.eps),
+        args,
     }
 }
 
@@ -397,8 +454,8 @@ pub fn widen(
 ) -> Launch {
     let (out, hidden) = out;
     let x = Activations { halves: DeviceAddress::NULL, sums: DeviceAddress::NULL, tokens };
-    let args = arguments(weight, DeviceAddress::NULL, x, (out, hidden, 0), 0);
-    let args = args.with(DeviceAddress::NULL).with(0_u32).with(0.0_f32);
+    let words = Outcome::Store { out, stride: hidden }.words();
+    let args = arguments(weight, DeviceAddress::NULL, (x, State::none()), words, 0);
     Launch {
         function: table::widen(weight.form),
         grid: [tokens, 1, 1],
@@ -568,7 +625,7 @@ mod tests {
                     assert!(
                         down * shape.tokens() >= tokens && (down - 1) * shape.tokens() < tokens
                     );
-                    assert_eq!(launch.args.args().len(), 21);
+                    assert_eq!(launch.args.args().len(), 23);
                     assert!(launch.shared_bytes <= SHARED_BYTES_MAX && launch.block[0] <= 512);
                 }
             }

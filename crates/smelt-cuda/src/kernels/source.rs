@@ -8,6 +8,7 @@ use super::form::WeightForm;
 use super::page::HeadShape;
 use super::product::{FewShape, ManyShape, ProductShape};
 use super::table;
+use super::wide::WideShape;
 
 /// What an engine's kernels depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ const ATTENTION: &str = include_str!("../../kernels/attention.cu");
 const PAGES: &str = include_str!("../../kernels/pages.cu");
 const CHOOSE: &str = include_str!("../../kernels/choose.cu");
 const GRAPH: &str = include_str!("../../kernels/graph.cu");
+const WGMMA: &str = include_str!("../../kernels/wgmma.cu");
+const WIDE: &str = include_str!("../../kernels/wide.cu");
 
 /// The source of the kernels of a set: CUDA C without headers.
 pub fn source(set: &KernelSet) -> String {
@@ -45,10 +48,13 @@ pub fn source(set: &KernelSet) -> String {
 /// The source of the kernels of a graph whose heads have up to `head` numbers.
 pub fn graph_source(head: usize) -> String {
     let mut text = definitions(graph_head(head));
-    for part in [COMMON, NUMBERS, PRODUCT, ATTENTION, GRAPH] {
+    for part in [COMMON, NUMBERS, PRODUCT, WGMMA, WIDE, ATTENTION, GRAPH] {
         text.push_str(part);
     }
     text.push_str(&instances(super::graph::weight_form()));
+    for WideShape { eights, stages, pieces, function } in WideShape::ALL {
+        text.push_str(&format!("WIDE({function}, {eights}, {stages}, {pieces})\n"));
+    }
     text
 }
 

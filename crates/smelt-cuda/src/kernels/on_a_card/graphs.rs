@@ -4,17 +4,20 @@ use half::{bf16, f16};
 use smelt_random::Random;
 
 use super::{Bench, apart, bits};
-use crate::DeviceAddress;
 use crate::kernels::graph::{
-    AttendAll, Chain, Form, GatherNumbers, HeadPart, HeadsView, LinkOp, LinkSource, Map,
-    NormNumbers, Numbers, Operand, Pack, arrange, attend, gather, map, norm, pack, packed_halves,
-    page_bytes, query_bytes, weight_form,
+    AttendAll, Chain, Form, GatherNumbers, HeadBlocks, HeadColumns, HeadsView, LinkOp, LinkSource,
+    Map, NormNumbers, Numbers, Operand, Pack, arrange, attend, gather, map, norm, pack,
+    packed_halves, weight_form,
 };
 use crate::kernels::layout::{activation_len, padded_columns};
-use crate::kernels::product::{Activations, DeviceWeight, Outcome, default_shape, product};
+use crate::kernels::product::{
+    Activations, DeviceWeight, Outcome, ProductShape, Turn, default_shape, product,
+};
 use crate::kernels::rows::NumberKind;
 use crate::kernels::source::graph_head;
+use crate::kernels::wide::WideShape;
 use crate::owned::DeviceBuffer;
+use crate::{DeviceAddress, Launch, Sm};
 
 /// Where a result goes, and what it is read back as.
 struct Place {
@@ -166,8 +169,11 @@ fn chains(bench: &Bench, rows: usize, width: usize) {
     every_operator(bench);
 }
 
-/// The error function by its series.
+/// The error function by its series, of which nothing is left to see behind 6.
 fn erf(x: f64) -> f64 {
+    if x.abs() > 6.0 {
+        return x.signum();
+    }
     let (mut sum, mut term) = (x, x);
     for n in 1..200 {
         term *= -x * x / f64::from(n);
@@ -263,6 +269,15 @@ fn gathers(bench: &Bench, rows: usize, width: usize) {
     }
 }
 
+/// Rows of so many numbers that are filled up with zeros.
+fn filled(rows: &[f32], columns: usize, padded: usize) -> Vec<f32> {
+    let mut filled = vec![0.0; rows.len() / columns * padded];
+    for (to, from) in filled.chunks_exact_mut(padded).zip(rows.chunks_exact(columns)) {
+        to[..columns].copy_from_slice(from);
+    }
+    filled
+}
+
 /// Weights of every kind, row by row and column by column, multiplied by activations: a row's bits are those of it alone.
 fn weights(bench: &Bench, rows: usize, columns: usize) {
     let mut random = Random::new(12);
@@ -270,10 +285,7 @@ fn weights(bench: &Bench, rows: usize, columns: usize) {
     let (weight, x) = (random.noise(outputs * columns), random.noise(rows * columns));
     let padded = padded_columns(columns);
     let halves: Vec<f32> = x.iter().map(|x| f16::from_f32(*x).to_f32()).collect();
-    let mut filled = vec![0.0; rows * padded];
-    for (to, from) in filled.chunks_exact_mut(padded).zip(halves.chunks_exact(columns)) {
-        to[..columns].copy_from_slice(from);
-    }
+    let filled = filled(&halves, columns, padded);
     for (kind, by_rows) in [
         (NumberKind::F16, true),
         (NumberKind::Bf16, false),
@@ -321,6 +333,105 @@ fn weights(bench: &Bench, rows: usize, columns: usize) {
         let last = rows - 1;
         let alone = multiply(&filled[last * padded..], 1);
         assert_eq!(bits(&alone), bits(&found[last * outputs..]), "{kind:?}: a row alone");
+    }
+}
+
+/// What becomes of products in graphs, by every kernel of halves: the bits of each are those of the first, and of a row
+/// those of it alone.
+pub(super) fn outcomes(bench: &Bench, outputs: usize, columns: usize, rows: usize) {
+    let mut random = Random::new(outputs as u64);
+    let shape = [outputs as u32, columns as u32];
+    let (weight, x) = (random.noise(outputs * columns), random.noise(rows * columns));
+    let vectors = [0, 1].map(|_| random.noise(outputs));
+    let before = random.noise(rows * outputs);
+    let [from, bias, gains] =
+        [&weight, &vectors[0], &vectors[1]].map(|numbers| bench.put_floats(numbers));
+    let levels = bench.poisoned(packed_halves(shape) as usize * 2);
+    let numbers = Numbers { at: from.address(), kind: NumberKind::F32 };
+    let steps = [columns as u64, 1];
+    bench.run(&[pack(Pack { out: levels.address(), from: numbers, shape, steps })]);
+    let half = |x: f32| f64::from(f16::from_f32(x).to_f32());
+    let expect: Vec<f64> = (0..rows * outputs)
+        .map(|at| {
+            let (row, output) = (at / outputs, at % outputs);
+            let of = |k: usize| half(x[row * columns + k]) * half(weight[output * columns + k]);
+            (0..columns).map(of).sum::<f64>() + f64::from(vectors[0][output])
+        })
+        .collect();
+    let sums =
+        expect.iter().zip(&before).enumerate().map(|(at, (own, before))| {
+            f64::from(*before) + own * f64::from(vectors[1][at % outputs])
+        });
+    let sums: Vec<f64> = sums.collect();
+    let erf = |x: &f64| 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2));
+    let tanh = |x: &f64| 0.5 * x * (1.0 + (0.797_884_560_8 * (x + 0.044_715 * x.powi(3))).tanh());
+    let device =
+        DeviceWeight::of_levels(weight_form(), outputs as u32, columns as u32, levels.address());
+    let trial = Trial { bench, device, bias: bias.address(), gains: gains.address() };
+    for (turn, expect) in [
+        (None, sums),
+        (Some(Turn::None), expect.clone()),
+        (Some(Turn::GeluErf), expect.iter().map(erf).collect()),
+        (Some(Turn::GeluTanh), expect.iter().map(tanh).collect()),
+    ] {
+        let all = trial.by_every_kernel(&x, &before, turn);
+        let (first, others) = all.split_first().expect("there are kernels");
+        let off = apart(first, &expect);
+        assert!(off < if turn.is_none() { 1e-5 } else { 5e-4 }, "{turn:?}: off by {off}");
+        for other in others {
+            assert!(bits(other) == bits(first), "{turn:?}: another kernel, other bits");
+        }
+        let last = rows - 1;
+        let alone = trial.by_every_kernel(&x[last * columns..], &before[last * outputs..], turn);
+        for alone in alone {
+            assert!(bits(&alone) == bits(&first[last * outputs..]), "{turn:?}: a row alone");
+        }
+    }
+}
+
+/// A weight that every kernel multiplies.
+struct Trial<'a> {
+    bench: &'a Bench,
+    device: DeviceWeight,
+    bias: DeviceAddress,
+    gains: DeviceAddress,
+}
+
+impl Trial<'_> {
+    /// Results of each kernel: turned activations, or the sum with `before`.
+    fn by_every_kernel(&self, x: &[f32], before: &[f32], turn: Option<Turn>) -> Vec<Vec<f32>> {
+        let Self { bench, device, bias, .. } = *self;
+        let (columns, outputs) = (device.columns as usize, device.rows as usize);
+        let rows = x.len() / columns;
+        let (halves, before) = (bench.put_activations(x, rows, columns), bench.put_floats(before));
+        let sums = DeviceAddress::NULL;
+        let x = Activations { halves: halves.address(), sums, tokens: rows as u32 };
+        let mut all = Vec::new();
+        let mut by = |kernel: &dyn Fn(Outcome) -> Launch| {
+            let place = Place::new(bench, rows, outputs, turn.is_none());
+            let (out, gains, stride) = (place.out.address(), self.gains, device.rows);
+            bench.run(&[kernel(match turn {
+                None => Outcome::Sum { out, before: before.address(), gains, stride },
+                Some(turn) => Outcome::Halves { out, turn },
+            })]);
+            all.push(place.read(bench));
+        };
+        let usual = default_shape(device.form, device.rows, x.tokens, 132);
+        for shape in ProductShape::all(device.form) {
+            // The twin has one function for all shapes.
+            if !shape.norms() && shape.takes(x.tokens) && (bench.is_card || shape == usual) {
+                by(&|outcome| product(&device, bias, x, outcome, shape));
+            }
+        }
+        if bench.driver.card().sm == Sm(90) {
+            // More tiles than blocks, and one for each.
+            for (shape, blocks) in
+                WideShape::ALL.iter().flat_map(|shape| [(shape, 2), (shape, 132)])
+            {
+                by(&|outcome| shape.product(&device, bias, x, outcome, blocks));
+            }
+        }
+        all
     }
 }
 
@@ -378,10 +489,22 @@ impl Attending {
             let at = from.address().offset((at * heads * dim * 4) as u64);
             HeadsView { from: Numbers { at, kind: NumberKind::F32 }, shape, steps }
         };
-        let count = (batch * heads) as u64;
-        let queries = bench.poisoned(query_bytes(head, count * rows as u64) as usize);
-        let pages = bench.poisoned(page_bytes(head, count, rows as u32) as usize);
-        let scale = HeadPart::Queries(1.0 / (dim as f32).sqrt());
+        // What comes from products lies in blocks already, where eights of numbers are whole.
+        let wide = padded_columns(width);
+        let filled = || filled(x, width, wide);
+        let whole = (dim % 8 == 0).then(|| bench.put_activations(&filled(), batch * rows, wide));
+        let padded = head.padded();
+        let columns = padded_columns(heads * padded);
+        let arranged = || bench.poisoned(activation_len(batch * rows, columns) * 2);
+        let parts = [arranged(), arranged(), arranged()];
+        let blocks = |at: usize| {
+            let (halves, first, by_head) = match &whole {
+                Some(whole) => (whole.address(), at * heads * dim, dim),
+                None => (parts[at].address(), 0, padded),
+            };
+            let columns = HeadColumns { first: first as u32, by_head: by_head as u32 };
+            HeadBlocks { halves, eights: (batch * rows).div_ceil(8) as u32, columns }
+        };
         let hidden = mask.map(|mask| bench.put_floats(mask));
         let mask = hidden.as_ref().map(|hidden| HeadsView {
             from: Numbers { at: hidden.address(), kind: NumberKind::F32 },
@@ -389,22 +512,21 @@ impl Attending {
             steps: [0, 0, rows as u64, 1],
         });
         let place = Place::new(bench, batch * rows, heads * dim, is_plain);
-        bench.run(&[
-            arrange(queries.address(), part(0), scale, head),
-            arrange(pages.address(), part(1), HeadPart::Keys, head),
-            arrange(pages.address(), part(2), HeadPart::Values, head),
-            attend(AttendAll {
-                out: place.out.address(),
-                form: place.form,
-                queries: queries.address(),
-                pages: pages.address(),
-                mask,
-                heads: [batch as u32, heads as u32],
-                rows: [rows as u32; 2],
-                width: dim as u32,
-                head,
-            }),
-        ]);
+        let arranging = (0..3).map(|at| arrange(parts[at].address(), part(at), head));
+        let attending = attend(AttendAll {
+            out: place.out.address(),
+            form: place.form,
+            queries: blocks(0),
+            keys: blocks(1),
+            values: blocks(2),
+            mask,
+            scale: 1.0 / (dim as f32).sqrt(),
+            heads: [batch as u32, heads as u32],
+            rows: [rows as u32; 2],
+            numbers: [dim as u32; 2],
+            head,
+        });
+        bench.run(&arranging.chain([attending]).collect::<Vec<_>>());
         place.read(bench)
     }
 

@@ -240,6 +240,9 @@ fn rows_equal_f64_on_a_card() {
 fn what_graphs_compute_equals_f64_and_itself_in_any_company_on_a_card() {
     let bench = Bench::graph_card(GRAPH_HEADS[0]);
     graphs::check(&bench, &[(1, 48), (7, 896), (9, 2100), (100, 1152), (33, 3), (1025, 1024)]);
+    for (outputs, columns, rows) in [(200, 1024, 333), (72, 256, 5), (1024, 128, 1025)] {
+        graphs::outcomes(&bench, outputs, columns, rows);
+    }
     for most in GRAPH_HEADS {
         let bench = Bench::graph_card(most);
         for (batch, heads, rows) in [(2, 1, 1025), (2, 3, 64), (2, 1, 65), (3, 4, 1), (12, 2, 130)]
@@ -273,6 +276,7 @@ mod small {
 
     fn graphs(bench: &Bench, most: usize) {
         graphs::check(bench, &[(1, 48), (9, 35)]);
+        graphs::outcomes(bench, 72, 128, 9);
         for (rows, dim) in [(70, most), (9, most - 3)] {
             graphs::Attending { batch: 2, heads: 2, rows, dim, most }.check(bench);
         }

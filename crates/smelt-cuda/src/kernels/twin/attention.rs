@@ -20,10 +20,10 @@ struct Run {
 
 /// What a page gives a row, or what pages so far did.
 #[derive(Clone)]
-pub(super) struct Partial {
-    pub(super) out: Vec<f32>,
+struct Partial {
+    out: Vec<f32>,
     largest: f32,
-    pub(super) sum: f32,
+    sum: f32,
 }
 
 /// Where a layer's pages are.
@@ -35,9 +35,9 @@ struct Layer {
 }
 
 /// Keys and values of one head of one page, as halves.
-pub(super) struct PageHead {
-    pub(super) keys: Vec<Vec<f32>>,
-    pub(super) values: Vec<Vec<f32>>,
+struct PageHead {
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
 }
 
 fn runs(memory: &TwinMemory, at: DeviceAddress, count: usize) -> Result<Vec<Run>, Astray> {
@@ -96,27 +96,12 @@ impl Layer {
 
 /// What a query makes of a page of which it sees the first `visible` positions.
 fn attend(query: &[f32], page: &PageHead, visible: usize) -> Partial {
-    attend_through(
-        query,
-        page,
-        |score, position| {
-            if position >= visible { f32::NEG_INFINITY } else { score }
-        },
-    )
-}
-
-/// What a query makes of a page whose scores go through `seen`.
-pub(super) fn attend_through(
-    query: &[f32],
-    page: &PageHead,
-    seen: impl Fn(f32, usize) -> f32,
-) -> Partial {
     let score = |(position, key): (usize, &Vec<f32>)| {
         let steps = query.chunks(16).zip(key.chunks(16));
         let score = steps.fold(0.0, |chain, (query, key)| {
             add_products(chain, query.iter().copied().zip(key.iter().copied()))
         });
-        seen(score, position)
+        if position >= visible { f32::NEG_INFINITY } else { score }
     };
     let scores: Vec<f32> = page.keys.iter().enumerate().map(score).collect();
     let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -137,12 +122,12 @@ pub(super) fn attend_through(
 }
 
 impl Partial {
-    pub(super) fn nothing(len: usize) -> Self {
+    fn nothing(len: usize) -> Self {
         Self { out: vec![0.0; len], largest: f32::NEG_INFINITY, sum: 0.0 }
     }
 
     /// Joins what the next page gave.
-    pub(super) fn join(&mut self, now: &Self) {
+    fn join(&mut self, now: &Self) {
         let largest = self.largest.max(now.largest);
         let before = (self.largest - largest).exp2();
         let factor = (now.largest - largest).exp2();

@@ -2,15 +2,14 @@
 
 use half::{bf16, f16};
 
-use super::attention::{PageHead, Partial, attend_through};
-use super::halves::{held, set_activation};
+use super::halves::{activation, add_products, held, set_activation};
 use super::rows::{stored, warp_sum};
 use super::{Given, number_at};
 use crate::kernels::form::Levels;
 use crate::kernels::graph::{MAP_OPERANDS, packed_halves};
 use crate::kernels::layout::{STRIP_ROWS, level_at, padded_columns};
-use crate::kernels::page::{HeadShape, KeyOrValue, PAGE_TOKENS};
-use crate::kernels::rows::{NumberKind, ROW_THREADS};
+use crate::kernels::page::{HeadShape, PAGE_TOKENS};
+use crate::kernels::rows::NumberKind;
 use crate::recording::{Astray, TwinMemory};
 use crate::{DeviceAddress, Launch};
 
@@ -45,32 +44,25 @@ pub(super) fn pack(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astra
     memory.set_u16s(given.address(0), &halves)
 }
 
-/// The sum of what threads have, by warps and then in their order.
-fn block_sum(threads: &[f32]) -> f32 {
-    threads.chunks(32).fold(0.0, |all, lanes| all + warp_sum(lanes))
-}
-
-/// Each thread's sum over the runs of eight numbers that it takes.
-fn by_threads(x: &[f32], add: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut threads = vec![0.0_f32; ROW_THREADS as usize];
+/// The sum over a row by a warp: each lane's over the runs of eight numbers that it takes, then over lanes.
+fn by_lanes(x: &[f32], add: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [0.0_f32; 32];
     for (run, numbers) in x.chunks(8).enumerate() {
-        let own = &mut threads[run % ROW_THREADS as usize];
-        numbers.iter().for_each(|number| *own = add(*own, *number));
+        numbers.iter().for_each(|number| lanes[run % 32] = add(lanes[run % 32], *number));
     }
-    block_sum(&threads)
+    warp_sum(&lanes)
 }
 
 pub(super) fn norm(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astray> {
     let given = Given::of(launch);
-    let (width, columns, is_centred) = (given.count(4), given.count(5), given.count(7) == 1);
+    let (width, columns, is_centred) = (given.count(5), given.count(6), given.count(8) == 1);
     let vector = |at| given.some(at).map(|vector| memory.f32s(vector, width)).transpose();
     let (scale, bias) = (vector(2)?, vector(3)?);
-    let rows = launch.grid[0] as usize;
-    for row in 0..rows {
+    for row in 0..given.count(4) {
         let x = memory.f32s(number_at(given.address(1), row * width), width)?;
-        let mean = if is_centred { by_threads(&x, |sum, x| sum + x) / width as f32 } else { 0.0 };
-        let squares = by_threads(&x, |sum, x| (x - mean).mul_add(x - mean, sum));
-        let inverse = 1.0 / (squares / width as f32 + given.float(8)).sqrt();
+        let mean = if is_centred { by_lanes(&x, |sum, x| sum + x) / width as f32 } else { 0.0 };
+        let squares = by_lanes(&x, |sum, x| (x - mean).mul_add(x - mean, sum));
+        let inverse = 1.0 / (squares / width as f32 + given.float(9)).sqrt();
         let value = |k: usize| {
             let own = (x[k] - mean) * inverse;
             let own = scale.as_ref().map_or(own, |scale| own * scale[k]);
@@ -82,7 +74,7 @@ pub(super) fn norm(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astra
         }
         for k in 0..columns {
             let value = values.get(k).copied().unwrap_or(0.0);
-            let rows = given.count(6) * 8;
+            let rows = given.count(7) * 8;
             set_activation(memory, given.address(0), (k, row, rows), value)?;
         }
     }
@@ -95,99 +87,123 @@ pub(super) fn arrange(
     shape: HeadShape,
 ) -> Result<(), Astray> {
     let given = Given::of(launch);
-    let (heads, rows, numbers, form) =
+    let (heads, rows, numbers, eights) =
         (given.count(8), given.count(9), given.count(10), given.count(11));
     let all = given.wide(6) as usize / (shape.padded() / 8) / rows;
     let steps = [2, 3, 4, 5].map(|at| given.wide(at) as usize);
-    for head in 0..all {
-        let first = head / heads * steps[0] + head % heads * steps[1];
-        for row in 0..rows {
-            for d in 0..shape.padded() {
-                let from = first + row * steps[2] + d * steps[3];
-                let number = if d < numbers {
-                    one(memory, given.address(1), kind(given, 7), from)? * given.float(12)
-                } else {
-                    0.0
-                };
-                let page = head * rows.div_ceil(PAGE_TOKENS) + row / PAGE_TOKENS;
-                let in_page =
-                    |which| page * shape.bytes() + shape.number_at(which, row % PAGE_TOKENS, d);
-                let byte = match form {
-                    0 => ((head * rows + row) * shape.padded() + d) * 2,
-                    1 => in_page(KeyOrValue::Key),
-                    _ => in_page(KeyOrValue::Value),
-                };
-                memory.set_u16s(given.address(0).offset(byte as u64), &[held(number).to_bits()])?;
-            }
+    for (head, row) in (0..all).flat_map(|head| (0..rows).map(move |row| (head, row))) {
+        let first = head / heads * steps[0] + head % heads * steps[1] + row * steps[2];
+        for d in 0..shape.padded() {
+            let number = match d < numbers {
+                true => one(memory, given.address(1), kind(given, 7), first + d * steps[3])?,
+                false => 0.0,
+            };
+            let at = (head % heads * shape.padded() + d, head / heads * rows + row, eights * 8);
+            set_activation(memory, given.address(0), at, number)?;
         }
     }
     Ok(())
 }
 
-/// Halves of a head's page of which `present` positions are there.
-fn page_of(
-    memory: &TwinMemory,
-    at: DeviceAddress,
-    shape: HeadShape,
-    present: usize,
-) -> Result<PageHead, Astray> {
-    let rows = |which| {
-        let number = |position, d| {
-            if position >= present {
-                return Ok(0.0);
-            }
-            let at = at.offset(shape.number_at(which, position, d) as u64);
-            Ok(f16::from_bits(memory.u16s(at, 1)?[0]).to_f32())
-        };
-        let row = |position| (0..shape.padded()).map(|d| number(position, d)).collect();
-        (0..PAGE_TOKENS).map(row).collect::<Result<Vec<Vec<f32>>, Astray>>()
-    };
-    Ok(PageHead { keys: rows(KeyOrValue::Key)?, values: rows(KeyOrValue::Value)? })
+/// Heads in activations.
+#[derive(Clone, Copy)]
+struct HeadBlocks {
+    halves: DeviceAddress,
+    eights: usize,
+    first: usize,
+    by_head: usize,
+    numbers: usize,
 }
 
-pub(super) fn attend(
-    memory: &mut TwinMemory,
-    launch: &Launch,
-    shape: HeadShape,
-) -> Result<(), Astray> {
+impl HeadBlocks {
+    /// The heads whose arguments begin at `at`.
+    fn of(given: Given<'_>, at: usize, numbers: usize) -> Self {
+        let [eights, first, by_head] = [1, 2, 3].map(|next| given.count(at + next));
+        Self { halves: given.address(at), eights, first, by_head, numbers }
+    }
+
+    fn row(&self, memory: &TwinMemory, head: usize, token: usize) -> Result<Vec<f32>, Astray> {
+        let first = self.first + head * self.by_head;
+        let number = |k| activation(memory, self.halves, (k, token, self.eights * 8));
+        (first..first + self.numbers).map(number).collect()
+    }
+}
+
+/// What a query has of the pages so far.
+struct SoFar {
+    out: Vec<f32>,
+    largest: f32,
+    /// Of each of the four lanes that share a query.
+    sums: [f32; 4],
+}
+
+impl SoFar {
+    /// Adds a page's values by its scores, which are exponents of two times `factor`.
+    fn add(&mut self, scores: &[f32], values: &[Vec<f32>], factor: f32) {
+        let largest = scores.iter().copied().fold(self.largest, f32::max);
+        let down = if largest == f32::NEG_INFINITY { 0.0 } else { largest } * -factor;
+        let before = self.largest.mul_add(factor, down).exp2();
+        self.largest = largest;
+        let weights: Vec<f32> =
+            scores.iter().map(|score| score.mul_add(factor, down).exp2()).collect();
+        for (lane, sum) in self.sums.iter_mut().enumerate() {
+            let pairs = (0..PAGE_TOKENS / 8).map(|eight| eight * 8 + lane * 2);
+            *sum = pairs.fold(*sum * before, |sum, at| sum + (weights[at] + weights[at + 1]));
+        }
+        for (d, out) in self.out.iter_mut().enumerate() {
+            *out = (0..PAGE_TOKENS).step_by(16).fold(*out * before, |chain, first| {
+                let half = |at: usize| f16::from_f32(weights[at]).to_f32();
+                add_products(chain, (first..first + 16).map(|at| (half(at), values[at][d])))
+            });
+        }
+    }
+
+    fn sum(&self) -> f32 {
+        (self.sums[0] + self.sums[1]) + (self.sums[2] + self.sums[3])
+    }
+}
+
+/// The score of a query and a key: a chain of products of 16 numbers.
+fn score(query: &[f32], key: &[f32]) -> f32 {
+    let steps = query.chunks(16).zip(key.chunks(16));
+    steps.fold(0.0, |chain, (query, key)| {
+        add_products(chain, query.iter().copied().zip(key.iter().copied()))
+    })
+}
+
+pub(super) fn attend(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astray> {
     let given = Given::of(launch);
-    let (queries, keys, heads, width) =
-        (given.count(9), given.count(10), given.count(11), given.count(12));
-    let eights = given.count(13);
-    let pages = keys.div_ceil(PAGE_TOKENS);
-    let steps = [4, 5, 6, 7].map(|at| given.wide(at) as usize);
+    let (queries, keys, heads, width, eights) =
+        (given.count(20), given.count(21), given.count(22), given.count(24), given.count(25));
+    let part = |at, numbers| HeadBlocks::of(given, at, given.count(numbers));
+    let (own_queries, own_keys, own_values) = (part(1, 23), part(5, 23), part(9, 24));
+    let (factor, steps) = (given.float(19), [14, 15, 16, 17].map(|at| given.wide(at) as usize));
     for head in 0..launch.grid[2] as usize * heads {
         let (batch, own) = (head / heads, head % heads);
         for row in 0..queries {
-            let at = (head * queries + row) * shape.padded();
-            let query = memory.u16s(given.address(1).offset(at as u64 * 2), shape.padded())?;
-            let query: Vec<f32> =
-                query.into_iter().map(|bits| f16::from_bits(bits).to_f32()).collect();
-            let mut so_far = Partial::nothing(shape.padded());
-            for page in 0..pages {
-                let first = page * PAGE_TOKENS;
-                let present = (keys - first).min(PAGE_TOKENS);
-                let at = given.address(2).offset(((head * pages + page) * shape.bytes()) as u64);
-                let held = page_of(memory, at, shape, present)?;
-                let mask = match given.some(3) {
-                    None => None,
-                    Some(mask) => {
-                        let from = batch * steps[0] + own * steps[1] + row * steps[2];
-                        let of = |key| one(memory, mask, kind(given, 8), from + key * steps[3]);
-                        let all = (first..first + present).map(of);
-                        Some(all.collect::<Result<Vec<f32>, Astray>>()?)
-                    }
-                };
-                so_far.join(&attend_through(&query, &held, |score, position| match &mask {
-                    _ if position >= present => f32::NEG_INFINITY,
-                    None => score,
-                    Some(mask) => {
-                        let sum = mask[position].mul_add(std::f32::consts::LOG2_E, score);
-                        if sum < f32::MIN { f32::MIN } else { sum }
-                    }
-                }));
+            let token = batch * queries + row;
+            let query = own_queries.row(memory, own, token)?;
+            let mask = |key: usize, score: f32| {
+                let Some(mask) = given.some(13) else { return Ok(score) };
+                let from = batch * steps[0] + own * steps[1] + row * steps[2] + key * steps[3];
+                let more = one(memory, mask, kind(given, 18), from)?;
+                let sum = more.mul_add(std::f32::consts::LOG2_E, score * factor);
+                Ok(if sum < f32::MIN { f32::MIN } else { sum })
+            };
+            let mut so_far =
+                SoFar { out: vec![0.0; width], largest: f32::NEG_INFINITY, sums: [0.0; 4] };
+            for first in (0..keys).step_by(PAGE_TOKENS) {
+                let mut scores = vec![f32::NEG_INFINITY; PAGE_TOKENS];
+                let mut values = vec![vec![0.0; width]; PAGE_TOKENS];
+                for key in first..keys.min(first + PAGE_TOKENS) {
+                    let place = batch * keys + key;
+                    let plain = score(&query, &own_keys.row(memory, own, place)?);
+                    scores[key - first] = mask(key, plain)?;
+                    values[key - first] = own_values.row(memory, own, place)?;
+                }
+                so_far.add(&scores, &values, if given.some(13).is_some() { 1.0 } else { factor });
             }
-            let (token, inverse) = (batch * queries + row, 1.0 / so_far.sum);
+            let inverse = 1.0 / so_far.sum();
             for d in 0..width {
                 let (value, k) = (so_far.out[d] * inverse + 0.0, own * width + d);
                 if eights > 0 {
@@ -217,7 +233,7 @@ fn erf(x: f32) -> f32 {
 }
 
 /// What an operator of a chain gives.
-fn link(op: usize, a: f32, b: f32) -> f32 {
+pub(super) fn link(op: usize, a: f32, b: f32) -> f32 {
     let half = |a: f32, turn: f32| 0.5 * a * (1.0 + turn);
     match op {
         0 => a.abs(),

@@ -2,14 +2,19 @@
 
 use half::f16;
 
+use super::graph::link;
 use super::halves::{activation, add_products, held, set_activation, swiglu};
 use super::rows::normed;
 use super::{Given, number_at};
 use crate::kernels::form::{SPAN_COLUMNS, ScaleKind, WeightForm, WeightPart};
+use crate::kernels::graph::LinkOp;
 use crate::kernels::layout::{STRIP_ROWS, group_at, part_bytes};
 use crate::kernels::pack::read_level;
 use crate::recording::{Astray, TwinMemory};
 use crate::{DeviceAddress, Launch};
+
+/// From the word of what turns a result to that of the operator of chains: GELU by the error function, by the tangent.
+const GELU_BEHIND: usize = LinkOp::GeluErf as usize - 4;
 
 /// The arguments that all kernels of products have.
 struct Product<'a> {
@@ -185,10 +190,10 @@ pub(super) fn multiply(
                     *sum = product.finished(memory, own, index * STRIP_ROWS + row)?;
                 }
             }
-            if mode == 2 {
-                put_swiglu(memory, &product, (index, token), &sums)?;
-            } else {
-                put_rows(memory, &product, (index, token), &sums)?;
+            match mode {
+                0 | 1 => put_rows(memory, &product, (index, token), &sums)?,
+                2 => put_swiglu(memory, &product, (index, token), &sums)?,
+                _ => put_halves(memory, &product, (index, token), &sums)?,
             }
         }
     }
@@ -205,8 +210,37 @@ fn put_rows(
     let (rows, stride, adds) = (given.count(12), given.count(15), given.count(16) == 1);
     for (row, sum) in (strip * STRIP_ROWS..rows).zip(sums) {
         let at = number_at(given.address(10), token * stride + row);
-        let before = if adds { memory.f32s(at, 1)?[0] } else { 0.0 };
-        memory.set_f32s(at, &[if adds { before + sum } else { *sum }])?;
+        let number = |base: DeviceAddress, at| Ok(memory.f32s(number_at(base, at), 1)?[0]);
+        let result = match adds {
+            true => {
+                let gain = given.some(22).map(|gains| number(gains, row)).transpose()?;
+                let own = gain.map_or(*sum, |gain| sum * gain);
+                number(given.address(21), token * stride + row)? + own
+            }
+            false => *sum,
+        };
+        memory.set_f32s(at, &[result])?;
+    }
+    Ok(())
+}
+
+/// Activations, perhaps turned by GELU; rows that only fill a strip are zero.
+fn put_halves(
+    memory: &mut TwinMemory,
+    product: &Product<'_>,
+    (strip, token): (usize, usize),
+    sums: &[f32; STRIP_ROWS],
+) -> Result<(), Astray> {
+    let given = product.given;
+    let (rows, mode) = (given.count(12), given.count(16));
+    for (row, sum) in (strip * STRIP_ROWS..).zip(sums) {
+        let number = match mode {
+            _ if row >= rows => 0.0,
+            3 => *sum,
+            mode => link(mode + GELU_BEHIND, *sum, *sum),
+        };
+        let at = (row, token, product.tokens());
+        set_activation(memory, given.address(10), at, number)?;
     }
     Ok(())
 }
@@ -236,8 +270,8 @@ pub(super) fn widen(
 ) -> Result<(), Astray> {
     let product = Product::of(launch, form);
     let given = product.given;
-    let (stride, hidden) = (given.count(15), given.count(22));
-    for (token, id) in memory.u32s(given.address(21), product.tokens())?.into_iter().enumerate() {
+    let (stride, hidden) = (given.count(15), given.count(24));
+    for (token, id) in memory.u32s(given.address(23), product.tokens())?.into_iter().enumerate() {
         let (index, row) = (id as usize / STRIP_ROWS, id as usize % STRIP_ROWS);
         let strip = product.strip(memory, index)?;
         let row_scale = match given.some(6) {
