@@ -210,3 +210,35 @@ pub(super) fn head_columns(view: &View, len: usize) -> Option<([usize; 2], HeadC
     let of = HeadColumns { first: narrow(view.start)?, by_head: narrow(by_head)? };
     (is_rows && is_all && is_inside && is_whole).then_some(([batch * rows, columns], of))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where heads of a buffer of `len` numbers are columns.
+    fn found(start: usize, shape: [usize; 4], steps: [usize; 4], len: usize) -> Option<[usize; 4]> {
+        let (shape, steps) = (shape.to_vec(), steps.to_vec());
+        let view = View { home: Home::Buffer(0), start, shape, steps };
+        let ([rows, columns], HeadColumns { first, by_head }) = head_columns(&view, len)?;
+        Some([rows, columns, first as usize, by_head as usize])
+    }
+
+    #[test]
+    fn heads_of_a_fused_projection_are_columns() {
+        // Keys of two pictures of 5 rows: 3 heads of 16 numbers behind those of queries.
+        let (shape, steps, len) = ([2, 3, 5, 16], [5 * 144, 16, 144, 1], 2 * 5 * 144);
+        assert_eq!(found(48, shape, steps, len), Some([10, 144, 48, 16]));
+        assert_eq!(found(48, [1, 3, 5, 16], [0, 16, 144, 1], 5 * 144), Some([5, 144, 48, 16]));
+        assert_eq!(found(0, [1, 1, 5, 16], [80, 7, 16, 1], 80), Some([5, 16, 0, 16]));
+    }
+
+    #[test]
+    fn heads_that_are_no_whole_blocks_of_columns_are_arranged() {
+        let (shape, steps, len) = ([2, 3, 5, 16], [5 * 144, 16, 144, 1], 2 * 5 * 144);
+        assert_eq!(found(4, shape, steps, len), None, "they begin inside of a block");
+        assert_eq!(found(48, [2, 3, 5, 12], [5 * 144, 12, 144, 1], len), None, "they end in one");
+        assert_eq!(found(48, shape, steps, 2 * len), None, "others lie there too");
+        assert_eq!(found(0, shape, [240, 80, 16, 1], 480), None, "heads are rows");
+        assert_eq!(found(0, shape, [240, 80, 1, 5], 480), None, "numbers lie apart");
+    }
+}
