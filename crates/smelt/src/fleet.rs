@@ -3,6 +3,8 @@
 pub(crate) mod elsewhere;
 pub(crate) mod pull;
 pub(crate) mod push;
+#[cfg(feature = "build")]
+pub(crate) mod sharing;
 pub(crate) mod turn;
 pub(crate) mod vouched;
 

@@ -24,7 +24,7 @@ use crate::flags::{
     FleetCommand, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, PushFlags, ShareFlags,
     TrustFlags, UntrustFlags,
 };
-use crate::fleet::pull::{self, Pulled, Wanted};
+use crate::fleet::pull::{self, Wanted};
 use crate::fleet::push::{self, Outcome, Shelf, push_each};
 use crate::fleet::turn;
 use crate::fleet::vouched;
@@ -268,7 +268,7 @@ pub(crate) fn pull(flags: &ShareFlags) -> Result<Exit, Failed> {
             json!({ "server": fleet.client.name(), "fetched": rows, "fetched_bytes": pulled.bytes, "kept_bytes": pulled.kept, "local_bytes": pulled.local, "missing": lacks })
         ))?;
     } else {
-        tell(pulled_line(&loaded, &pulled));
+        tell(pulled.line(&loaded.plan));
     }
     if lacks.is_empty() {
         return Ok(Exit::Ok);
@@ -282,21 +282,4 @@ pub(crate) fn pull(flags: &ShareFlags) -> Result<Exit, Failed> {
     );
     let exit = if pulled.is_lost { Exit::NotSeen } else { Exit::StageFailed };
     Err(Failed::new(exit, message))
-}
-
-/// What came from the fleet, in a line.
-pub(crate) fn pulled_line(loaded: &Loaded, pulled: &Pulled) -> String {
-    if pulled.fetched.is_empty() {
-        return "nothing was fetched".to_owned();
-    }
-    let names = pulled.fetched.iter().map(|taken| loaded.plan.stage(taken.stage).name.as_str());
-    let (names, size) = (names.collect::<Vec<_>>().join(", "), bytes(pulled.bytes));
-    let all: BTreeSet<&str> =
-        pulled.fetched.iter().flat_map(|it| it.by.iter().map(String::as_str)).collect();
-    let by = all.into_iter().collect::<Vec<_>>().join(", ");
-    let here = match pulled.local + pulled.kept {
-        0 => String::new(),
-        here => format!(" and {} that were here", bytes(here)),
-    };
-    format!("fetched {names}: {size}{here}, vouched for by {by}")
 }

@@ -2,16 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime};
 
 use serde_json::Value;
 use smelt_exec::{
     Confinement, Progress, RunReport, RunStatus, Runner, Signatures, StageReport, StageStatus, Task,
 };
-use smelt_fleet::keys::SigningKey;
-use smelt_fleet::lease::{Holder, Lease, LeaseState};
+use smelt_fleet::lease::{Holder, Lease};
 use smelt_forecast::{Alike, Forecasts, Towers};
 use smelt_plan::admission::Forecast;
 use smelt_plan::kind::WRITES;
@@ -22,19 +19,13 @@ use smelt_plan::{Change, Digest, Kind, Plan, Rung, Share, StageId, WarmUp};
 use smelt_report::summary;
 use smelt_store::{Lookup, Run, StoreError, Wait};
 
-use super::fleet::pulled_line;
 use crate::checkpoints::Checkpoints;
-use crate::config;
 use crate::console::{answer, fail, offer, tell, warn};
 use crate::course::{self, Course};
 use crate::events::{self, Events};
 use crate::exit::{Exit, Failed};
-use crate::flags::{Push, RunFlags};
-use crate::fleet::pull::{Pulled, Wanted};
-use crate::fleet::push::{Outcome, push_each};
-use crate::fleet::turn::{Builders, Turn, to_build};
-use crate::fleet::vouched;
-use crate::fleet::{self, Fleet};
+use crate::flags::RunFlags;
+use crate::fleet::sharing::{self, Sharing};
 use crate::ladder;
 use crate::last_run::{self, LastRun};
 use crate::leftovers::{clear_dead, finish};
@@ -70,7 +61,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
     let stop = stop_flag()?;
     let access = Access::Build(wait, stop.clone(), flags.on);
-    let signer = signer(flags)?;
+    let signer = sharing::signer(flags)?;
     let memo = Memo::of(flags)?;
     if let Some(report) = memo.as_ref().map(|memo| memo.recall(&access)).transpose()?.flatten() {
         return answer_report(flags, &report, start);
@@ -80,22 +71,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let confinement = confinement(flags, plan)?;
     let share = share(flags, &loaded)?;
     let mut wishes = wishes(flags, plan, &share)?;
-    let fleet = open_fleet(flags, &stop)?;
-    let is_named = flags.fleet.fleet.is_some() && !flags.is_trial();
-    let doubted = doubted(flags, &loaded, &wishes)?;
-    let sharing = Sharing {
-        signer: signer.as_ref(),
-        flags,
-        fleet: fleet.as_ref(),
-        loaded: &loaded,
-        doubted: &doubted,
-        stop: &stop,
-    };
-    let shared = is_named.then(|| sharing.share(&mut wishes)).transpose()?;
-    let again = doubted.keys().filter(|id| !wishes.known.contains_key(id)).copied();
-    let again: BTreeSet<StageId> = again.filter(|id| wishes.wanted(plan).contains(id)).collect();
-    wishes.force.extend(again);
-    let lease = shared.as_ref().and_then(|shared| shared.lease.as_ref());
+    let sharing = Sharing::begin(flags, &loaded, signer, &stop, &mut wishes)?;
     need_here(&loaded, &wishes)?;
     need_secrets(&loaded, &flags.pipeline.pipeline, &wishes)?;
     if start.is_by_name() {
@@ -119,14 +95,14 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     };
     let last = LastRun::read(store, &flags.pipeline.pipeline);
     tell_before(flags, &loaded, (&last, &wishes), &confinement, start)?;
+    let lease = sharing.lease();
     let begun = Begun { flags, loaded: &loaded, run: &run, left, command, signatures, last, lease };
     let report = begun.build(wishes)?;
     begun.keep(memo, &report);
     finish(run);
-    if let Some((fleet, signer)) = fleet.as_ref().zip(signer) {
-        publish(flags, fleet, &loaded, &signer, &report, (&stop, lease));
-    }
-    drop(shared);
+    sharing.publish(&report);
+    // Others need not wait until this is told.
+    drop(sharing);
     let mut exit = answer_report(flags, &report, start)?;
     if exit == Exit::Ok && !share.waiting.is_empty() {
         tell(format_args!("smelt: {}", waits(flags, plan, &share)));
@@ -136,167 +112,6 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         reboot::reboot(store.root());
     }
     Ok(exit)
-}
-
-/// The key by which this run vouches for what it publishes, where it does.
-fn signer(flags: &RunFlags) -> Result<Option<SigningKey>, Failed> {
-    if flags.push == Push::Never || flags.is_trial() {
-        return Ok(None);
-    }
-    if flags.fleet.fleet.is_none() {
-        // The configuration says what is done with a server, where there is one.
-        if config::get().says_push() {
-            return Ok(None);
-        }
-        return Err(Failed::usage("--push: no server is named; add --fleet grpc://HOST:PORT"));
-    }
-    fleet::signer(&flags.fleet).map(Some)
-}
-
-/// The fleet that is asked; one that does not answer fails no run.
-fn open_fleet(flags: &RunFlags, stop: &Arc<AtomicBool>) -> Result<Option<Fleet>, Failed> {
-    if flags.fleet.fleet.is_none() || flags.is_trial() {
-        return Ok(None);
-    }
-    match Fleet::open(&flags.fleet, stop) {
-        Err(failed) if failed.exit == Exit::NotSeen => {
-            warn(format_args!("the fleet is not asked: {failed}; what is missing is built here"));
-            Ok(None)
-        }
-        opened => opened.map(Some),
-    }
-}
-
-/// What a run has of its fleet: what came from it, which a collection spares, and the leases of what is built here instead.
-struct Shared {
-    _pulled: Pulled,
-    lease: Option<Lease>,
-}
-
-/// What came from the fleet once and is not vouched for any more: it is built or fetched again.
-fn doubted(
-    flags: &RunFlags,
-    loaded: &Loaded,
-    wishes: &Wishes,
-) -> Result<BTreeMap<StageId, String>, Failed> {
-    let Loaded { plan, store, .. } = loaded;
-    if flags.is_trial() || !store.has_pulls() {
-        return Ok(BTreeMap::new());
-    }
-    let trust = fleet::trust(flags.fleet.fleet_trust.as_deref())?;
-    let mut doubted = vouched::doubted_stages(plan, store, &trust)?;
-    let wanted = wishes.wanted(plan);
-    doubted.retain(|id, _| wanted.contains(id));
-    for (id, why) in &doubted {
-        let name = &plan.stage(*id).name;
-        warn(format_args!("{name} came from the fleet and is made anew: {why}"));
-    }
-    Ok(doubted)
-}
-
-/// What a run shares with a fleet.
-struct Sharing<'a> {
-    flags: &'a RunFlags,
-    /// By whose key it publishes, where it does.
-    signer: Option<&'a SigningKey>,
-    fleet: Option<&'a Fleet>,
-    loaded: &'a Loaded,
-    doubted: &'a BTreeMap<StageId, String>,
-    stop: &'a Arc<AtomicBool>,
-}
-
-impl Sharing<'_> {
-    /// Takes from the fleet what this run would else build, and agrees with its other builders on who builds the rest.
-    fn share(&self, wishes: &mut Wishes) -> Result<Shared, Failed> {
-        let Self { flags, signer, fleet, loaded, stop, doubted } = *self;
-        let builders = fleet.and_then(|fleet| Builders::of(flags, fleet, signer));
-        let mut lease = None;
-        loop {
-            let pulled = self.pull(wishes)?;
-            wishes.is_share |= wishes.only.is_empty();
-            wishes.only.clone_from(&pulled.targets);
-            wishes.known.extend(&pulled.known);
-            let keys = to_build(loaded, wishes, flags, doubted)?;
-            let Some(builders) = builders.as_ref().filter(|_| !keys.built.is_empty()) else {
-                return Ok(Shared { _pulled: pulled, lease: None });
-            };
-            // Somebody may have published between the question and the lease, so it is asked once more.
-            if lease.is_some() {
-                return Ok(Shared { _pulled: pulled, lease });
-            }
-            match builders.turn(&keys, stop)? {
-                Turn::Ours(None) => return Ok(Shared { _pulled: pulled, lease: None }),
-                Turn::Ours(taken) => lease = taken,
-                Turn::Again => {}
-            }
-        }
-    }
-
-    /// Takes from the fleet what this run would else build.
-    fn pull(&self, wishes: &Wishes) -> Result<Pulled, Failed> {
-        let Self { flags, fleet, loaded, doubted, stop, .. } = *self;
-        let mut built_anyway = wishes.force.clone();
-        for name in &flags.check {
-            built_anyway.insert(loaded.plan.find(name)?);
-        }
-        let wanted = Wanted { only: &wishes.only, force: &built_anyway, doubted };
-        let pulled = fleet::pull::pull(fleet, loaded, &wanted, stop)?;
-        if !pulled.fetched.is_empty() {
-            tell(pulled_line(loaded, &pulled));
-        }
-        Ok(pulled)
-    }
-}
-
-/// Publishes what a run has built or found.  What cannot be published is told, and is there all the same.
-fn publish(
-    flags: &RunFlags,
-    fleet: &Fleet,
-    loaded: &Loaded,
-    signer: &SigningKey,
-    report: &RunReport,
-    (stop, lease): (&Arc<AtomicBool>, Option<&Lease>),
-) {
-    let plan = &loaded.plan;
-    let is_ours = || lease.is_none_or(|lease| lease.state() == LeaseState::Ours);
-    match lease.map(Lease::confirm) {
-        None | Some(LeaseState::Ours) => {}
-        Some(LeaseState::Lost) => {
-            return warn(
-                "nothing is published: this run was away, and another builder has taken over",
-            );
-        }
-        Some(LeaseState::Unknown) => {
-            return warn(
-                "nothing is published: the server of leases answers no more, and another builder may have taken over; smelt cache push publishes",
-            );
-        }
-    }
-    let is_good = |stage: &&StageReport| stage.digest.is_some();
-    let good = report.stages.iter().filter(is_good).filter_map(|it| plan.find(&it.name).ok());
-    let good: BTreeSet<StageId> = good.collect();
-    let chosen = match flags.push {
-        Push::Never => return,
-        Push::Sealed => good,
-        Push::Verified => fleet::push::verified(plan, &good),
-    };
-    match push_each(fleet, loaded, signer, (&chosen, &flags.push_limits), &|| {
-        !stop.load(Ordering::Relaxed) && is_ours()
-    }) {
-        Ok(outcomes) => outcomes.iter().for_each(|(id, outcome)| match outcome {
-            Outcome::Pushed(pushed) => tell(format_args!(
-                "published {}: {}, of which {} were new to the fleet",
-                plan.stage(*id).name,
-                table::bytes(pushed.bytes),
-                table::bytes(pushed.sent)
-            )),
-            Outcome::Failed(error) => {
-                warn(format_args!("{} is not published: {error}", plan.stage(*id).name));
-            }
-            Outcome::WasThere | Outcome::Kept(_) => {}
-        }),
-        Err(failed) => warn(format_args!("nothing is published: {failed}")),
-    }
 }
 
 impl Start {

@@ -54,6 +54,25 @@ pub(crate) struct Pulled {
     _holder: Holder,
 }
 
+impl Pulled {
+    /// What came from the fleet, in a line.
+    pub(crate) fn line(&self, plan: &Plan) -> String {
+        if self.fetched.is_empty() {
+            return "nothing was fetched".to_owned();
+        }
+        let names = self.fetched.iter().map(|taken| plan.stage(taken.stage).name.as_str());
+        let (names, size) = (names.collect::<Vec<_>>().join(", "), bytes(self.bytes));
+        let all: BTreeSet<&str> =
+            self.fetched.iter().flat_map(|it| it.by.iter().map(String::as_str)).collect();
+        let by = all.into_iter().collect::<Vec<_>>().join(", ");
+        let here = match self.local + self.kept {
+            0 => String::new(),
+            here => format!(" and {} that were here", bytes(here)),
+        };
+        format!("fetched {names}: {size}{here}, vouched for by {by}")
+    }
+}
+
 /// An output that came from the server.
 pub(crate) struct Taken {
     pub(crate) stage: StageId,

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use smelt_fleet::keys::{PublicKey, SigningKey};
 use smelt_fleet::lease::{Claim, Holder, Lease, LeaseTable, TableError, Waited, claim, wait};
@@ -99,7 +102,11 @@ impl<'a> Builders<'a> {
     fn others(&self, key: &Digest, stop: &AtomicBool) -> Result<Turn, Failed> {
         let holder = match self.table.look(key) {
             Ok(Some(entry)) => entry.holder(),
-            Ok(None) => return Ok(Turn::Again),
+            Ok(None) => {
+                // Two that have given way to each other do not go on in step.
+                thread::sleep(Duration::from_millis(u64::from(process::id() % 500)));
+                return Ok(Turn::Again);
+            }
             Err(error) => return Ok(alone(&error)),
         };
         if !self.believes(&holder) {

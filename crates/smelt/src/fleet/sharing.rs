@@ -1,0 +1,209 @@
+//! What a run takes from its fleet before it builds, and what it gives to it afterwards.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use smelt_exec::{RunReport, StageReport};
+use smelt_fleet::keys::SigningKey;
+use smelt_fleet::lease::{Lease, LeaseState};
+use smelt_plan::StageId;
+use smelt_plan::schedule::Wishes;
+
+use super::pull::{self, Pulled, Wanted};
+use super::push::{Outcome, push_each, verified};
+use super::turn::{Builders, Turn, to_build};
+use super::vouched::doubted_stages;
+use super::{Fleet, trust};
+use crate::config;
+use crate::console::{tell, warn};
+use crate::exit::{Exit, Failed};
+use crate::flags::{Push, RunFlags};
+use crate::load::Loaded;
+use crate::table::bytes;
+
+/// The key by which a run vouches for what it publishes, where it does.
+pub(crate) fn signer(flags: &RunFlags) -> Result<Option<SigningKey>, Failed> {
+    if flags.push == Push::Never || flags.is_trial() {
+        return Ok(None);
+    }
+    if flags.fleet.fleet.is_none() {
+        // The configuration says what is done with a server, where there is one.
+        if config::get().says_push() {
+            return Ok(None);
+        }
+        return Err(Failed::usage("--push: no server is named; add --fleet grpc://HOST:PORT"));
+    }
+    super::signer(&flags.fleet).map(Some)
+}
+
+/// A run's fleet.
+pub(crate) struct Sharing<'a> {
+    flags: &'a RunFlags,
+    loaded: &'a Loaded,
+    stop: &'a Arc<AtomicBool>,
+    /// By whose key it publishes, where it does.
+    signer: Option<SigningKey>,
+    /// Nothing where none is named, and where it does not answer.
+    fleet: Option<Fleet>,
+    /// The stages whose outputs here came from a fleet and are not vouched for any more.
+    doubted: BTreeMap<StageId, String>,
+    /// What came from it, which a collection spares meanwhile.
+    pulled: Option<Pulled>,
+    /// By which other builders wait for this run.
+    lease: Option<Lease>,
+}
+
+impl<'a> Sharing<'a> {
+    /// Takes from the fleet what a run would else build, agrees with its other builders on who builds the rest, and has what is
+    /// not vouched for any more built anew.
+    pub(crate) fn begin(
+        flags: &'a RunFlags,
+        loaded: &'a Loaded,
+        signer: Option<SigningKey>,
+        stop: &'a Arc<AtomicBool>,
+        wishes: &mut Wishes,
+    ) -> Result<Self, Failed> {
+        let fleet = open(flags, stop)?;
+        let doubted = doubted(flags, loaded, wishes)?;
+        let (pulled, lease) = (None, None);
+        let mut sharing = Self { flags, loaded, stop, signer, fleet, doubted, pulled, lease };
+        if flags.fleet.fleet.is_some() && !flags.is_trial() {
+            sharing.share(wishes)?;
+        }
+        let wanted = wishes.wanted(&loaded.plan);
+        let again = sharing.doubted.keys().filter(|id| !wishes.known.contains_key(id));
+        wishes.force.extend(again.filter(|id| wanted.contains(id)));
+        Ok(sharing)
+    }
+
+    pub(crate) fn lease(&self) -> Option<&Lease> {
+        self.lease.as_ref()
+    }
+
+    fn share(&mut self, wishes: &mut Wishes) -> Result<(), Failed> {
+        loop {
+            let pulled = self.pull(wishes)?;
+            wishes.is_share |= wishes.only.is_empty();
+            wishes.only.clone_from(&pulled.targets);
+            wishes.known.extend(&pulled.known);
+            self.pulled = Some(pulled);
+            let keys = to_build(self.loaded, wishes, self.flags, &self.doubted)?;
+            if keys.built.is_empty() {
+                self.lease = None;
+                return Ok(());
+            }
+            // Somebody may have published between the question and the lease, so it was asked once more.
+            if self.lease.is_some() {
+                return Ok(());
+            }
+            let fleet = self.fleet.as_ref();
+            let builders =
+                fleet.and_then(|fleet| Builders::of(self.flags, fleet, self.signer.as_ref()));
+            let Some(builders) = builders else { return Ok(()) };
+            match builders.turn(&keys, self.stop)? {
+                Turn::Ours(None) => return Ok(()),
+                Turn::Ours(taken) => self.lease = taken,
+                Turn::Again => {}
+            }
+        }
+    }
+
+    fn pull(&self, wishes: &Wishes) -> Result<Pulled, Failed> {
+        let plan = &self.loaded.plan;
+        let mut built_anyway = wishes.force.clone();
+        for name in &self.flags.check {
+            built_anyway.insert(plan.find(name)?);
+        }
+        let wanted = Wanted { only: &wishes.only, force: &built_anyway, doubted: &self.doubted };
+        let pulled = pull::pull(self.fleet.as_ref(), self.loaded, &wanted, self.stop)?;
+        if !pulled.fetched.is_empty() {
+            tell(pulled.line(plan));
+        }
+        Ok(pulled)
+    }
+
+    /// Publishes what the run has built or found.  What cannot be published is told, and is there all the same.
+    pub(crate) fn publish(&self, report: &RunReport) {
+        let Some((fleet, signer)) = self.fleet.as_ref().zip(self.signer.as_ref()) else { return };
+        let plan = &self.loaded.plan;
+        if let Some(why) = self.lease().and_then(|lease| away(lease.confirm())) {
+            return warn(format_args!("nothing is published: {why}; smelt cache push publishes"));
+        }
+        let is_good = |stage: &&StageReport| stage.digest.is_some();
+        let good = report.stages.iter().filter(is_good).filter_map(|it| plan.find(&it.name).ok());
+        let good: BTreeSet<StageId> = good.collect();
+        let chosen = match self.flags.push {
+            Push::Never => return,
+            Push::Sealed => good,
+            Push::Verified => verified(plan, &good),
+        };
+        let is_ours = || self.lease().is_none_or(|lease| away(lease.state()).is_none());
+        let goes_on = || !self.stop.load(Ordering::Relaxed) && is_ours();
+        let chosen = (&chosen, &self.flags.push_limits);
+        match push_each(fleet, self.loaded, signer, chosen, &goes_on) {
+            Ok(outcomes) => outcomes.iter().for_each(|(id, outcome)| self.tell(*id, outcome)),
+            Err(failed) => warn(format_args!("nothing is published: {failed}")),
+        }
+    }
+
+    fn tell(&self, id: StageId, outcome: &Outcome) {
+        let name = &self.loaded.plan.stage(id).name;
+        match outcome {
+            Outcome::Pushed(pushed) => {
+                let (all, sent) = (bytes(pushed.bytes), bytes(pushed.sent));
+                tell(format_args!(
+                    "published {name}: {all}, of which {sent} were new to the fleet"
+                ));
+            }
+            Outcome::Failed(error) => warn(format_args!("{name} is not published: {error}")),
+            Outcome::WasThere | Outcome::Kept(_) => {}
+        }
+    }
+}
+
+/// Why a builder may not publish over its successor.
+fn away(state: LeaseState) -> Option<&'static str> {
+    match state {
+        LeaseState::Ours => None,
+        LeaseState::Lost => Some(
+            "this run was away for longer than its lease, and another builder may have taken over",
+        ),
+        LeaseState::Unknown => {
+            Some("the server of leases answers no more, and another builder may have taken over")
+        }
+    }
+}
+
+/// The fleet that is asked; one that does not answer fails no run.
+fn open(flags: &RunFlags, stop: &Arc<AtomicBool>) -> Result<Option<Fleet>, Failed> {
+    if flags.fleet.fleet.is_none() || flags.is_trial() {
+        return Ok(None);
+    }
+    match Fleet::open(&flags.fleet, stop) {
+        Err(failed) if failed.exit == Exit::NotSeen => {
+            warn(format_args!("the fleet is not asked: {failed}; what is missing is built here"));
+            Ok(None)
+        }
+        opened => opened.map(Some),
+    }
+}
+
+/// What is wanted, came from the fleet once, and is not vouched for any more: it is fetched or built again.
+fn doubted(
+    flags: &RunFlags,
+    Loaded { plan, store, .. }: &Loaded,
+    wishes: &Wishes,
+) -> Result<BTreeMap<StageId, String>, Failed> {
+    if flags.is_trial() || !store.has_pulls() {
+        return Ok(BTreeMap::new());
+    }
+    let mut doubted = doubted_stages(plan, store, &trust(flags.fleet.fleet_trust.as_deref())?)?;
+    let wanted = wishes.wanted(plan);
+    doubted.retain(|id, _| wanted.contains(id));
+    for (id, why) in &doubted {
+        let name = &plan.stage(*id).name;
+        warn(format_args!("{name} came from the fleet and is made anew: {why}"));
+    }
+    Ok(doubted)
+}
