@@ -137,6 +137,17 @@ fn same(inputs: &Inputs, ours: &Path, theirs: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The turns of a benchmark that is told nothing but `--runs N`; else its usual ones.
+fn runs_of(name: &str, arguments: &[&str], usual: usize) -> Result<usize> {
+    match arguments {
+        [] => Ok(usual),
+        ["--runs", count] => {
+            count.parse().ok().filter(|&runs| runs > 0).context("--runs takes a number")
+        }
+        _ => bail!("bench {name} takes --runs N, not {}", arguments.join(" ")),
+    }
+}
+
 /// Runs a command that must succeed; what it prints goes to standard error.
 pub(crate) fn succeed(command: &mut Command) -> Result<()> {
     let output = command.output().with_context(|| format!("cannot start {command:?}"))?;

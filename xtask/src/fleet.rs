@@ -49,7 +49,7 @@ fn run_some(is_whole: bool) -> Result<bool> {
         fs::remove_dir_all(&work).with_context(|| work.display().to_string())?;
     }
     fs::create_dir_all(&work)?;
-    let server = Casd::start(&casd, &work.join("cas"), free_port()?)?;
+    let server = Daemon::casd(&casd, &work.join("cas"), free_port()?)?;
     let port = server.port;
     let board = |name: &str| Board::new(&smelt, work.join(name), port);
     let (builder, other) = (board("builder")?, board("other")?);
@@ -207,7 +207,7 @@ fn whoever_is_revoked_is_believed_no_more(late: &Board, key: &str) -> Result<()>
 fn what_the_server_lost_is_built(
     lossy: &Board,
     key: &str,
-    server: Casd,
+    server: Daemon,
     casd: &Path,
     work: &Path,
 ) -> Result<()> {
@@ -216,7 +216,7 @@ fn what_the_server_lost_is_built(
     drop(server);
     let lost = lose_half(&work.join("cas"))?;
     ensure!(lost > 2, "casd keeps its blobs elsewhere");
-    let _server = Casd::start(casd, &work.join("cas"), port)?;
+    let _server = Daemon::casd(casd, &work.join("cas"), port)?;
     let report = lossy.runs(&[])?;
     ensure!(report["status"] == "ok" && is_built(&report)?, "{:?}", statuses(&report)?);
     Ok(())
@@ -337,29 +337,30 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A server of results, which ends with its value.
-pub(crate) struct Casd {
+/// A server of another program, which ends with its value.
+pub(crate) struct Daemon {
     child: Child,
     port: u16,
 }
 
-impl Casd {
-    pub(crate) fn start(program: &Path, dir: &Path, port: u16) -> Result<Self> {
-        let log = dir.with_extension("log");
-        let out = File::create(&log).with_context(|| log.display().to_string())?;
-        let child = Command::new(program)
-            .args(["--bind", &format!("127.0.0.1:{port}"), "--quota-high", "2G"])
-            .arg(dir)
-            .stdin(Stdio::null())
-            .stdout(out.try_clone()?)
-            .stderr(out)
-            .spawn()
-            .with_context(|| program.display().to_string())?;
-        let server = Self { child, port };
+impl Daemon {
+    /// buildbox-casd, which keeps results in `dir`.
+    pub(crate) fn casd(program: &Path, dir: &Path, port: u16) -> Result<Self> {
+        let mut casd = Command::new(program);
+        casd.args(["--bind", &format!("127.0.0.1:{port}"), "--quota-high", "2G"]).arg(dir);
+        Self::start(&mut casd, port, &dir.with_extension("log"))
+    }
+
+    /// Starts what listens at `port` and writes what it says to `log`.
+    fn start(command: &mut Command, port: u16, log: &Path) -> Result<Self> {
+        let out = File::create(log).with_context(|| log.display().to_string())?;
+        command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(out);
+        let name = command.get_program().display().to_string();
+        let server = Self { child: command.spawn().with_context(|| name.clone())?, port };
         if listens(port) {
             Ok(server)
         } else {
-            bail!("casd does not listen; its log is {}", log.display())
+            bail!("{name} does not listen; its log is {}", log.display())
         }
     }
 
@@ -368,7 +369,7 @@ impl Casd {
     }
 }
 
-impl Drop for Casd {
+impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::measure::median;
 use super::serve::rival;
-use super::succeed;
+use super::{runs_of, succeed};
 use crate::server::{Server, http_post};
 use crate::{root, scale, target};
 
@@ -25,13 +25,7 @@ const RUNS: usize = 5;
 
 /// `cargo xtask bench first [--runs N]`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
-    let runs = match arguments {
-        [] => RUNS,
-        ["--runs", count] => {
-            count.parse().ok().filter(|&runs| runs > 0).context("--runs takes a number")?
-        }
-        _ => bail!("bench first takes --runs N, not {}", arguments.join(" ")),
-    };
+    let runs = runs_of("first", arguments, RUNS)?;
     let folder = target().join("bench/first");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let (smelt, rival) = (scale::build()?, rival::server(&target().join("bench/upstream"))?);

@@ -13,7 +13,7 @@ use super::bundle::{shell, words};
 use super::measure::{self, Figures};
 use super::{parse, succeed};
 use crate::ci::cargo;
-use crate::fleet::{Casd, casd_program, python};
+use crate::fleet::{Daemon, casd_program, python};
 use crate::server::free_port;
 use crate::{root, target};
 
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let mut sides = [Vec::new(), Vec::new()];
     for _ in 0..runs {
         for (side, rows) in sides.iter_mut().enumerate() {
-            let server = Casd::start(&casd, &folder.join("cas"), free_port()?)?;
+            let server = Daemon::casd(&casd, &folder.join("cas"), free_port()?)?;
             let at = format!("127.0.0.1:{}", server.port());
             rows.push(match side {
                 0 => both(

@@ -7,14 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::measure::median;
 use super::serve::client::Client;
 use super::serve::report::number;
 use super::serve::rival;
-use super::succeed;
+use super::{runs_of, succeed};
 use crate::server::Server;
 use crate::{root, scale, target};
 
@@ -29,13 +29,7 @@ const LOSS_MAX: f64 = 0.01;
 
 /// `cargo xtask bench upstream [--runs N]`.
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
-    let runs = match arguments {
-        [] => RUNS,
-        ["--runs", count] => {
-            count.parse().ok().filter(|&runs| runs > 0).context("--runs takes a number")?
-        }
-        _ => bail!("bench upstream takes --runs N, not {}", arguments.join(" ")),
-    };
+    let runs = runs_of("upstream", arguments, RUNS)?;
     let folder = target().join("bench/upstream");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let bench = Bench { smelt: scale::build()?, rival: rival::server(&folder)?, folder };

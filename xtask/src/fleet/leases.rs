@@ -6,11 +6,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{Board, Casd, PIPELINE, is_built, listens, python, text};
+use super::{Board, Daemon, PIPELINE, is_built, python, text};
 use crate::server::free_port;
 
 /// As long as everything may take: a lease of 15 seconds, and a few builds on a busy machine.
@@ -83,21 +83,21 @@ pub(super) fn who_was_frozen_publishes_nothing(
 struct Site<'a> {
     smelt: &'a Path,
     work: PathBuf,
-    casd: Casd,
-    nats: Nats,
+    casd: Daemon,
+    nats: Daemon,
 }
 
 impl<'a> Site<'a> {
     fn new(smelt: &'a Path, casd: &Path, work: PathBuf) -> Result<Self> {
         fs::create_dir_all(&work)?;
-        let casd = Casd::start(casd, &work.join("cas"), free_port()?)?;
-        let nats = Nats::start(&work, free_port()?)?;
+        let casd = Daemon::casd(casd, &work.join("cas"), free_port()?)?;
+        let nats = nats(&work, free_port()?)?;
         Ok(Self { smelt, work, casd, nats })
     }
 
     fn board(&self, name: &str) -> Result<Board> {
         let mut board = Board::new(self.smelt, self.work.join(name), self.casd.port())?;
-        board.lock = format!("nats://127.0.0.1:{}", self.nats.port);
+        board.lock = format!("nats://127.0.0.1:{}", self.nats.port());
         Ok(board)
     }
 
@@ -122,7 +122,7 @@ impl<'a> Site<'a> {
         ensure!(lines.count() == 1, "{said}");
         let refused = board.output(&["fleet", "status"])?;
         ensure!(refused.status.code() == Some(8), "{}", text(&refused.stdout));
-        board.lock = format!("nats://127.0.0.1:{}", self.nats.port);
+        board.lock = format!("nats://127.0.0.1:{}", self.nats.port());
         let told = board.ok(&["fleet", "status"])?;
         ensure!(told.contains("builders agree by nats://"), "{told}");
         Ok(())
@@ -201,36 +201,9 @@ impl Ended<'_> {
     }
 }
 
-/// A server of leases, which ends with its value.
-struct Nats {
-    child: Child,
-    port: u16,
-}
-
-impl Nats {
-    fn start(work: &Path, port: u16) -> Result<Self> {
-        let log = work.join("nats.log");
-        let program = python()?.with_file_name("nats-server");
-        let child = Command::new(&program)
-            .args(["-a", "127.0.0.1", "-p", &port.to_string(), "-js", "-sd"])
-            .arg(work.join("nats"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(File::create(&log)?)
-            .spawn()
-            .with_context(|| program.display().to_string())?;
-        let server = Self { child, port };
-        if listens(port) {
-            Ok(server)
-        } else {
-            bail!("nats-server does not listen; its log is {}", log.display())
-        }
-    }
-}
-
-impl Drop for Nats {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// nats-server, which keeps leases in `work`.
+fn nats(work: &Path, port: u16) -> Result<Daemon> {
+    let mut nats = Command::new(python()?.with_file_name("nats-server"));
+    nats.args(["-a", "127.0.0.1", "-p", &port.to_string(), "-js", "-sd"]).arg(work.join("nats"));
+    Daemon::start(&mut nats, port, &work.join("nats.log"))
 }
