@@ -168,10 +168,19 @@ fn widen_blocks(form: BlockForm, nibbles: &[u8], groups: &Groups<'_>, out: &mut 
     let numbers = out.chunks_mut(form.group).zip(groups.scales);
     for (group, (out, scale)) in numbers.enumerate() {
         let min = groups.mins.map(|mins| mins[group]);
-        for (column, out) in (group * form.group..).zip(out) {
-            let quant = i16::from(form.quant(nibbles, groups.high, column)) - middle;
-            let product = f32::from(quant) * scale;
-            *out = min.map_or(product, |min| product - min);
+        let number = |quant: u8| {
+            let product = f32::from(i16::from(quant) - middle) * scale;
+            min.map_or(product, |min| product - min)
+        };
+        let first = group * form.group;
+        if form.high_bits() == 0 {
+            // Two columns a byte.
+            for (pair, byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(&nibbles[first / 2..]) {
+                *pair = [byte & 15, byte >> 4].map(number);
+            }
+        } else {
+            let columns = (first..).zip(out);
+            columns.for_each(|(at, out)| *out = number(form.quant(nibbles, groups.high, at)));
         }
     }
 }

@@ -31,7 +31,15 @@ pub fn stripe_bytes(rows: &[u8], columns: usize) -> Vec<u8> {
 pub fn stripe_nibbles(rows: &[u8], columns: usize) -> Vec<u8> {
     let mut out = vec![0; Bits::Four.stripe_bytes(columns)];
     for (lane, row) in rows.chunks_exact(columns.div_ceil(2).max(1)).enumerate() {
-        for column in 0..columns {
+        let whole = columns / 8;
+        for (block, &[a, b, c, d]) in row.as_chunks::<4>().0[..whole].iter().enumerate() {
+            // Columns 0 to 3 in the low nibbles, 4 to 7 in the high ones.
+            let [low, high] = [[a, b], [c, d]].map(|[a, b]| [a & 15, a >> 4, b & 15, b >> 4]);
+            let out = &mut out[(block * STRIPE + lane) * 4..][..4];
+            let both = low.iter().zip(high).map(|(low, high)| low | high << 4);
+            out.iter_mut().zip(both).for_each(|(out, byte)| *out = byte);
+        }
+        for column in whole * 8..columns {
             let nibble = (row[column / 2] >> (column % 2 * 4)) & 15;
             let high = if column % 8 < 4 { 0 } else { 4 };
             out[(column / 8 * STRIPE + lane) * 4 + column % 4] |= nibble << high;

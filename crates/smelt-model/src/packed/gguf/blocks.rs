@@ -25,6 +25,9 @@ const SUPER_BLOCK: usize = 256;
 /// Bytes of a block's scale.
 const SCALE_BYTES: usize = 2;
 
+/// Bytes of stored rows read at a time.
+const READ_BYTES: usize = 256 << 10;
+
 /// The sign of the second byte of an f16.
 const SIGN: u8 = 0x80;
 
@@ -180,8 +183,10 @@ impl Kind {
 
     /// The canonical bytes of one block's quants.
     fn put_quants(self, block: &[u8], out: &mut [u8]) {
-        if self == Self::Q8_0 {
-            return out.copy_from_slice(&block[SCALE_BYTES..]);
+        match self {
+            Self::Q8_0 => return out.copy_from_slice(&block[SCALE_BYTES..]),
+            Self::Q4_0 | Self::Q4_1 => return put_halves(&block[block.len() - BLOCK / 2..], out),
+            _ => {}
         }
         let quants = self.quants(block);
         for (out, pair) in out.iter_mut().zip(quants.as_chunks::<2>().0) {
@@ -231,6 +236,16 @@ fn halves(low: &[u8], fifth: &[u8], quants: &mut [u8]) {
     for (column, quant) in quants[..BLOCK].iter_mut().enumerate() {
         let high = fifth.get(column / 8).map_or(0, |byte| (byte >> (column % 8)) & 1);
         *quant = (low[column % 16] >> (column / 16 * 4)) & 15 | high << 4;
+    }
+}
+
+/// Those of `low` alone, in canonical form.
+fn put_halves(low: &[u8], out: &mut [u8]) {
+    let (first, last) = out.split_at_mut(BLOCK / 4);
+    let pairs = low.as_chunks::<2>().0.iter().zip(first.iter_mut().zip(last));
+    for (pair, (first, last)) in pairs {
+        *first = pair[0] & 15 | pair[1] << 4;
+        *last = pair[0] >> 4 | pair[1] & 0xf0;
     }
 }
 
@@ -310,13 +325,26 @@ impl Blocks {
     ) -> Result<(), SafetensorsError> {
         let stored_rows = self.tensor.shape.first().copied().unwrap_or(1).max(1);
         let stored_bytes = self.tensor.size_bytes() as usize / stored_rows;
-        let mut line = vec![0; stored_bytes];
-        for (row, out) in rows.clone().zip(out.chunks_exact_mut(row_bytes)) {
-            let at = (self.stored_row(row) * stored_bytes) as u64;
-            files.read_at(&self.tensor, at, &mut line)?;
-            self.put_row(&line, out);
+        let some = (READ_BYTES / stored_bytes.max(1)).max(1);
+        let mut lines = Vec::new();
+        for first in rows.clone().step_by(some) {
+            let own = first..rows.end.min(first + some);
+            let stored = self.stored_rows(&own);
+            lines.resize(stored.len() * stored_bytes, 0);
+            files.read_at(&self.tensor, (stored.start * stored_bytes) as u64, &mut lines)?;
+            let out = &mut out[(first - rows.start) * row_bytes..];
+            for (row, out) in own.zip(out.chunks_exact_mut(row_bytes)) {
+                let at = (self.stored_row(row) - stored.start) * stored_bytes;
+                self.put_row(&lines[at..][..stored_bytes], out);
+            }
         }
         Ok(())
+    }
+
+    /// Stored rows among which all of `rows` are.
+    fn stored_rows(&self, rows: &Range<usize>) -> Range<usize> {
+        let Some(width) = self.interleaved else { return rows.clone() };
+        rows.start / width * width..rows.end.next_multiple_of(width)
     }
 
     /// The stored row of row `row`: llama.cpp puts the halves of a head side by side.

@@ -152,11 +152,25 @@ impl BlockStripe<'_> {
         low | (byte >> (inside / 4 * bits) & ((1 << bits) - 1)) << 4
     }
 
-    /// The number of `lane` in `column`.
-    fn number(&self, lane: usize, column: usize, scale: f32, min: Option<f32>) -> f32 {
-        let quant = i16::from(self.quant(lane, column)) - i16::from(self.form.middle());
-        let product = f32::from(quant) * scale;
-        min.map_or(product, |min| product - min)
+    /// The quants of `lane` in eight columns from `column` on, a multiple of 8.
+    fn eight(&self, lane: usize, column: usize) -> [u8; 8] {
+        if self.form.high_bits() > 0 {
+            return std::array::from_fn(|index| self.quant(lane, column + index));
+        }
+        let bytes = &self.nibbles[(column / 8 * STRIPE + lane) * 4..][..4];
+        std::array::from_fn(|index| bytes[index % 4] >> (index / 4 * 4) & 15)
+    }
+
+    /// The numbers of `lane` in the columns of `group`, eight at a time, with the first of these columns.
+    fn numbers(&self, lane: usize, group: usize) -> impl Iterator<Item = (usize, [f32; 8])> {
+        let (scale, min) = (self.scales.get(self.form, group, lane), self.min(group, lane));
+        let middle = i16::from(self.form.middle());
+        let number = move |quant: u8| {
+            let product = f32::from(i16::from(quant) - middle) * scale;
+            min.map_or(product, |min| product - min)
+        };
+        let columns = (group * self.form.group..(group + 1) * self.form.group).step_by(8);
+        columns.map(move |column| (column, self.eight(lane, column).map(number)))
     }
 
     fn min(&self, group: usize, lane: usize) -> Option<f32> {
@@ -165,12 +179,11 @@ impl BlockStripe<'_> {
 
     /// All sixteen rows in f32, `[columns, 16]`.
     pub(super) fn widen(&self, out: &mut [f32]) {
-        for (group, out) in out.chunks_mut(self.form.group * STRIPE).enumerate() {
+        for group in 0..self.groups() {
             for lane in 0..STRIPE {
-                let (scale, min) = (self.scales.get(self.form, group, lane), self.min(group, lane));
-                let places = out[lane..].iter_mut().step_by(STRIPE);
-                for (column, out) in (group * self.form.group..).zip(places) {
-                    *out = self.number(lane, column, scale, min);
+                for (column, numbers) in self.numbers(lane, group) {
+                    let places = out[column * STRIPE + lane..].iter_mut().step_by(STRIPE);
+                    places.zip(numbers).for_each(|(out, number)| *out = number);
                 }
             }
         }
@@ -178,11 +191,8 @@ impl BlockStripe<'_> {
 
     /// One row in f32.
     pub(super) fn widen_lane(&self, lane: usize, out: &mut [f32]) {
-        for (group, out) in out.chunks_mut(self.form.group).enumerate() {
-            let (scale, min) = (self.scales.get(self.form, group, lane), self.min(group, lane));
-            for (column, out) in (group * self.form.group..).zip(out) {
-                *out = self.number(lane, column, scale, min);
-            }
+        for (column, numbers) in (0..self.groups()).flat_map(|group| self.numbers(lane, group)) {
+            out[column..][..8].copy_from_slice(&numbers);
         }
     }
 }
