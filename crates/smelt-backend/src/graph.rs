@@ -213,7 +213,7 @@ pub enum GraphError {
 }
 
 /// Floats that an engine holds, whatever form they lie in.
-pub trait Constant {
+pub trait Constant: Sync {
     /// How many there are.
     fn count(&self) -> usize;
 

@@ -13,6 +13,7 @@ pub mod families;
 #[cfg(test)]
 mod golden;
 pub mod grid;
+pub mod in_order;
 pub mod model;
 pub mod packed;
 pub use smelt_backend::position_ids;

@@ -4,7 +4,9 @@
 //! same in its own way, and the numbers have to be equal, or rounded where the engine's type is
 //! smaller.  So a wrong block or scale has a name before anything is computed with it.
 
+use std::num::NonZero;
 use std::ops::Range;
+use std::thread;
 
 use serde::{Deserialize, Serialize};
 use smelt_backend::VisionEngine;
@@ -14,12 +16,15 @@ use smelt_engine::llm::LlmEngine;
 use smelt_engine_build::llm::OtherNumbers;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
+use smelt_model::in_order::in_order;
 use smelt_model::model::ModelPart;
 
 use crate::bounds::Kept;
 
-/// Numbers of a tensor in memory at a time.
-const BLOCK_NUMBERS: usize = 1 << 18;
+/// Numbers of a tensor that a thread has in memory at a time.
+const BLOCK_NUMBERS: usize = 1 << 17;
+/// Threads that compare; more wait for the disk.
+const THREADS_MAX: usize = 8;
 /// Tensors that a complaint names.
 const NAMED_MAX: usize = 3;
 
@@ -53,6 +58,9 @@ impl Rounding {
 
     /// The first number of `found` that is not the expected one.
     fn first_fault(self, expected: &[f32], found: &[f32]) -> Option<usize> {
+        if self == EXACT && expected == found {
+            return None;
+        }
         let most = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
         let absolute = self.absolute + self.of_row * most;
         let is_near = |(expected, found): (&f32, &f32)| {
@@ -76,6 +84,22 @@ struct Fault {
 }
 
 impl Fault {
+    /// The rows of a tensor that are `wrong`: row, column, number expected and found.
+    fn of(
+        tensor: &str,
+        rows: usize,
+        mut wrong: impl Iterator<Item = (usize, usize, f32, f32)>,
+    ) -> Option<Self> {
+        let (first_row, first_column, expected, found) = wrong.next()?;
+        let (tensor, rows_wrong) = (tensor.to_owned(), 1 + wrong.count());
+        Some(Self { tensor, rows, rows_wrong, first_row, first_column, expected, found })
+    }
+
+    /// This one, with the rows that are wrong behind it.
+    fn and(self, later: Self) -> Self {
+        Self { rows_wrong: self.rows_wrong + later.rows_wrong, ..self }
+    }
+
     fn words(&self) -> String {
         let Self { tensor, rows, rows_wrong, first_row, first_column, expected, found } = self;
         format!(
@@ -162,39 +186,48 @@ impl Weights {
         name: &str,
         shape: &[usize],
         rounding: Rounding,
-        mut find: impl FnMut(Range<usize>, &mut [f32]),
+        find: impl Fn(Range<usize>, &mut [f32]) + Sync,
     ) -> Result<(), DeployError> {
         // The checkpoint reads rows of the first dimension; a vector's are single numbers.
         let rows = shape.first().copied().unwrap_or(1);
         let width = shape.iter().skip(1).product::<usize>().max(1);
-        let some = if shape.len() < 2 { rows } else { (BLOCK_NUMBERS / width).max(1) };
-        let (mut expected, mut found) = (Vec::new(), Vec::new());
-        let mut fault: Option<Fault> = None;
-        for first in (0..rows).step_by(some.max(1)) {
-            let block = first..rows.min(first + some);
-            let read = checkpoint.read_rows_f32(name, block.clone(), &mut expected);
+        let some = if shape.len() < 2 { rows.max(1) } else { (BLOCK_NUMBERS / width).max(1) };
+        let compare = |block: &mut Block, index: usize| {
+            let own = index * some..rows.min((index + 1) * some);
+            let Block { expected, found, fault } = block;
+            let read = checkpoint.read_rows_f32(name, own.clone(), expected);
             read.map_err(DeployError::model)?;
             found.resize(expected.len(), 0.0);
-            find(block, &mut found);
+            find(own.clone(), found);
             let pairs = expected.chunks(width).zip(found.chunks(width));
-            for (row, (expected, found)) in pairs.enumerate() {
-                let Some(column) = rounding.first_fault(expected, found) else { continue };
-                let fault = fault.get_or_insert_with(|| Fault {
-                    tensor: name.to_owned(),
-                    rows,
-                    rows_wrong: 0,
-                    first_row: first + row,
-                    first_column: column,
-                    expected: expected[column],
-                    found: found[column],
-                });
-                fault.rows_wrong += 1;
-            }
-        }
+            let wrong = own.zip(pairs).filter_map(|(row, (expected, found))| {
+                let column = rounding.first_fault(expected, found)?;
+                Some((row, column, expected[column], found[column]))
+            });
+            *fault = Fault::of(name, rows, wrong);
+            Ok::<(), DeployError>(())
+        };
+        let mut fault: Option<Fault> = None;
+        let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
+        in_order(rows.div_ceil(some), threads, compare, |block| {
+            fault = match (fault.take(), block.fault.take()) {
+                (Some(first), Some(later)) => Some(first.and(later)),
+                (first, later) => first.or(later),
+            };
+            Ok(())
+        })?;
         self.tensors += 1;
         self.faults.extend(fault);
         Ok(())
     }
+}
+
+/// Some rows of a tensor, and what is wrong with them.
+#[derive(Default)]
+struct Block {
+    expected: Vec<f32>,
+    found: Vec<f32>,
+    fault: Option<Fault>,
 }
 
 /// The tensors, of each of which it is told, before it is compared, how many numbers were.

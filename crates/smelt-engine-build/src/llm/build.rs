@@ -56,7 +56,7 @@ pub fn build_with(
         progress(&format!("[{done}/{all}] packing {name}{note}"));
         done += numbers(one);
         writer.begin(one.spec.clone()).map_err(write_error)?;
-        one.write(checkpoint, &mut |bytes| writer.write(bytes).map_err(write_error))?;
+        one.write(checkpoint, |bytes| writer.write(bytes).map_err(write_error))?;
     }
     let file = LlmFile { tactics, ..sizes(llm, checkpoint.scheme_words(), limits) };
     let unsealed = writer.finish(KIND, file).map_err(write_error)?;

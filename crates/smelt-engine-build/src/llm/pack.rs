@@ -4,23 +4,37 @@
 //! stripes, packed or as floats; norms, biases and orders as they are.  Knows nothing of files.
 
 use std::borrow::Cow;
+use std::num::NonZero;
+use std::ops::Range;
+use std::thread;
 
 use smelt_engine::engine_file::{
     Layout, RUN, STRIPE, TensorSpec, stripe_bytes, stripe_elements, stripe_nibbles,
 };
 use smelt_model::checkpoint::{Checkpoint, CheckpointError, Weight};
 use smelt_model::decoder::LM_HEAD;
+use smelt_model::in_order::in_order;
 use smelt_model::model::ModelPart;
 use smelt_tensor::dtype::Dtype;
 use smelt_tensor::packed::group_of;
 
-/// Bytes of a tensor read at a time.
-const BLOCK_BYTES: usize = 8 << 20;
+/// Bytes of a tensor that a thread reads at a time.
+const BLOCK_BYTES: usize = 1 << 20;
+/// Threads that lay tensors out: the disk takes what two of them make.
+const THREADS_MAX: usize = 4;
 
 /// A tensor of an engine, and how it comes of the checkpoint's tensor of its name.
 pub(super) struct Packed {
     pub(super) spec: TensorSpec,
     form: Repacking,
+}
+
+/// Some rows of a tensor on their way into the engine.
+#[derive(Default)]
+struct Block {
+    stored: Vec<u8>,
+    wide: Vec<f32>,
+    laid: Vec<u8>,
 }
 
 enum Repacking {
@@ -116,31 +130,46 @@ impl Packed {
     }
 
     /// Sends the bytes of the tensor on, a block at a time.
-    pub(super) fn write<E: From<CheckpointError>>(
+    pub(super) fn write<E: From<CheckpointError> + Send>(
         &self,
         checkpoint: &Checkpoint,
-        write: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+        mut write: impl FnMut(&[u8]) -> Result<(), E> + Send,
     ) -> Result<(), E> {
-        let TensorSpec { name, dtype, shape, .. } = &self.spec;
-        let rows = shape.first().copied().unwrap_or(1);
-        let row_bytes = shape.iter().skip(1).product::<usize>() * dtype.size_bytes();
-        let block = (BLOCK_BYTES / row_bytes.max(1)).next_multiple_of(STRIPE);
-        let (mut bytes, mut wide) = (Vec::new(), Vec::new());
-        for first in (0..rows).step_by(block) {
-            let own = first..(first + block).min(rows);
-            if let Repacking::Wide = self.form {
-                checkpoint.read_rows_f32(name, own, &mut wide)?;
-                bytes.clear();
-                bytes.extend(wide.iter().flat_map(|number| number.to_le_bytes()));
-            } else {
-                bytes.resize(own.len() * row_bytes, 0);
-                checkpoint.read_bytes(name, (first * row_bytes) as u64, &mut bytes)?;
-            }
-            bytes
-                .chunks((STRIPE * row_bytes).max(1))
-                .try_for_each(|rows| write(&self.lay(rows)))?;
+        let rows = self.spec.shape.first().copied().unwrap_or(1);
+        let block = (BLOCK_BYTES / self.row_bytes().max(1)).max(1).next_multiple_of(STRIPE);
+        let make = |made: &mut Block, index: usize| {
+            let first = index * block;
+            Ok(self.read(checkpoint, first..rows.min(first + block), made)?)
+        };
+        let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
+        in_order(rows.div_ceil(block), threads, make, |made| write(&made.laid))
+    }
+
+    /// Reads some rows, the first of a stripe first, and lays them out.
+    fn read(
+        &self,
+        checkpoint: &Checkpoint,
+        rows: Range<usize>,
+        Block { stored, wide, laid }: &mut Block,
+    ) -> Result<(), CheckpointError> {
+        let row_bytes = self.row_bytes();
+        if let Repacking::Wide = self.form {
+            checkpoint.read_rows_f32(&self.spec.name, rows, wide)?;
+            stored.clear();
+            stored.extend(wide.iter().flat_map(|number| number.to_le_bytes()));
+        } else {
+            stored.resize(rows.len() * row_bytes, 0);
+            checkpoint.read_bytes(&self.spec.name, (rows.start * row_bytes) as u64, stored)?;
         }
+        laid.clear();
+        let stripes = stored.chunks((STRIPE * row_bytes).max(1));
+        stripes.for_each(|rows| laid.extend_from_slice(&self.lay(rows)));
         Ok(())
+    }
+
+    fn row_bytes(&self) -> usize {
+        let TensorSpec { dtype, shape, .. } = &self.spec;
+        shape.iter().skip(1).product::<usize>() * dtype.size_bytes()
     }
 
     /// The rows of one stripe, as they lie in the engine.

@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 use super::QuantizeError;
 use super::awq::{ActivationStats, EXPONENTS, Search, fold, importance};
 use super::group::{Rounder, UNCLIPPED};
-use super::in_order::in_order;
 use super::targets::Target;
 use super::tensor::Change;
 use crate::calibrate::Calibration;
 use crate::checkpoint::Checkpoint;
 use crate::dtype::Dtype;
+use crate::in_order::in_order;
 
 /// The f32 bytes of a block of rows under search.
 const BLOCK_BYTES: usize = 256 << 10;

@@ -18,7 +18,6 @@ mod glob;
 mod gptq;
 mod group;
 mod hessian;
-mod in_order;
 mod layer;
 mod report;
 mod side_files;

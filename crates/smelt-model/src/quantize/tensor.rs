@@ -7,9 +7,9 @@ use super::QuantizeError;
 use super::figures::{RowSums, Sums};
 use super::gptq::Feedback;
 use super::group::{Rounded, Rounder};
-use super::in_order::in_order;
 use super::targets::Target;
 use crate::checkpoint::Checkpoint;
+use crate::in_order::in_order;
 use crate::safetensors::Writer;
 
 /// The f32 bytes of a block of rows: small enough for a core's cache.

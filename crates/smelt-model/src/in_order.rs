@@ -19,7 +19,7 @@ struct Turn<Take, E> {
 ///
 /// # Errors
 /// The failure of the lowest index; nothing of a higher index is taken.
-pub(super) fn in_order<S: Default, E: Send>(
+pub fn in_order<S: Default, E: Send>(
     count: usize,
     threads: usize,
     make: impl Fn(&mut S, usize) -> Result<(), E> + Sync,
