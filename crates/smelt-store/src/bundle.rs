@@ -448,9 +448,13 @@ fn said(line: &[u8]) -> Option<(usize, Digest, usize)> {
     Some((bytes.parse().ok()?, digest.parse().ok()?, end + 1))
 }
 
-/// Where the content of each output begins and the bundle ends, or what is wrong with the index.
-fn places(outputs: &[BundledOutput], content: u64) -> Result<(Vec<u64>, u64), String> {
-    let (mut places, mut at, mut before) = (Vec::new(), content, HashSet::new());
+/// Checks a list of outputs that somebody else wrote: each has a name, keys and records as it should, and is behind those
+/// that it refers to.
+///
+/// # Errors
+/// What is wrong with it, as a sentence.
+pub fn check(outputs: &[BundledOutput]) -> Result<(), String> {
+    let mut before = HashSet::new();
     for BundledOutput { tree, files, refers, keys } in outputs {
         let name = tree.short();
         if files.digest() != *tree || files.files().is_empty() {
@@ -470,9 +474,18 @@ fn places(outputs: &[BundledOutput], content: u64) -> Result<(Vec<u64>, u64), St
         if !before.insert(*tree) {
             return Err(format!("output {name} is in it twice"));
         }
+    }
+    Ok(())
+}
+
+/// Where the content of each output begins and the bundle ends, or what is wrong with the index.
+fn places(outputs: &[BundledOutput], content: u64) -> Result<(Vec<u64>, u64), String> {
+    check(outputs)?;
+    let (mut places, mut at) = (Vec::new(), content);
+    for BundledOutput { tree, files, .. } in outputs {
         places.push(at);
         let end = files.files().iter().try_fold(at, |at, file| at.checked_add(file.size));
-        at = end.ok_or_else(|| format!("output {name} is larger than any disk"))?;
+        at = end.ok_or_else(|| format!("output {} is larger than any disk", tree.short()))?;
     }
     Ok((places, at))
 }

@@ -23,7 +23,7 @@ const LAYOUT_BYTE: u64 = 1 << 62;
 const DIRS: [&str; 9] =
     ["out", "seals", "roots", "journal", "logs", "work", "runs", "quarantine", "trash"];
 /// What else may lie in a directory that is to become a store.
-const OTHER_NAMES: [&str; 18] = [
+const OTHER_NAMES: [&str; 21] = [
     "memo",
     "pulls",
     "swap",
@@ -41,6 +41,9 @@ const OTHER_NAMES: [&str; 18] = [
     "stat.new",
     "ballast",
     "ballast.new",
+    "deliveries",
+    "deliveries.new",
+    "deliveries.lock",
     "README.md",
     "lost+found",
 ];
@@ -122,6 +125,14 @@ impl Layout {
 
     pub(crate) fn pulls(&self) -> PathBuf {
         self.root.join("pulls")
+    }
+
+    pub(crate) fn deliveries(&self) -> PathBuf {
+        self.root.join("deliveries")
+    }
+
+    pub(crate) fn deliveries_lock(&self) -> PathBuf {
+        self.root.join("deliveries.lock")
     }
 
     pub(crate) fn quarantine(&self) -> PathBuf {

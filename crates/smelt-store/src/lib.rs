@@ -11,6 +11,7 @@ mod actions;
 mod ballast;
 pub mod bundle;
 mod collect;
+mod deliveries;
 mod digest;
 mod digester;
 mod disk;
