@@ -245,15 +245,16 @@ fn entitled(
 
 /// Those that pass; where none does, why the one that came farthest does not.
 fn passing<T>(all: impl Iterator<Item = Result<T, Refusal>>) -> Result<Vec<T>, Refusal> {
-    let (mut passed, mut refusal) = (Vec::new(), Refusal::Unsigned);
-    for one in all {
-        match one {
-            Ok(one) => passed.push(one),
-            Err(farther) if farther.reach() > refusal.reach() => refusal = farther,
-            Err(_) => {}
-        }
+    let (passed, failed): (Vec<_>, Vec<_>) = all.partition(Result::is_ok);
+    match passed.is_empty() {
+        true => Err(farthest(failed.into_iter().filter_map(Result::err))),
+        false => Ok(passed.into_iter().flatten().collect()),
     }
-    if passed.is_empty() { Err(refusal) } else { Ok(passed) }
+}
+
+/// Of several refusals the first that came farthest.
+pub(crate) fn farthest(all: impl Iterator<Item = Refusal>) -> Refusal {
+    all.fold(Refusal::Unsigned, |before, it| if it.reach() > before.reach() { it } else { before })
 }
 
 /// A server may give an old or foreign entry for any key, so what it gives must say itself what it is of.
@@ -334,7 +335,10 @@ mod tests {
         statement.provenance.device = facts(&[("sm", "87"), ("trt", "10.3")]);
         statement.recipes = vec![Digest::of(b"recipe")];
         Case {
-            trust: Trust { keys: vec![trusted("bench", 1), trusted("desk", 2)] },
+            trust: Trust {
+                keys: vec![trusted("bench", 1), trusted("desk", 2)],
+                ..Trust::default()
+            },
             asking: Key::Content(statement.key),
             instance: statement.instance.clone(),
             statement,
@@ -599,7 +603,8 @@ mod tests {
         let public = include_str!("../tests/data/dsse/public.txt").trim();
         let envelope = Envelope::from_json(json).unwrap();
         let key = public.parse().unwrap();
-        let trust = Trust { keys: vec![TrustedKey { key, ..trusted("python", 0) }] };
+        let trust =
+            Trust { keys: vec![TrustedKey { key, ..trusted("python", 0) }], ..Trust::default() };
         let key = Key::Content(Digest::of(b"content"));
         let asked = Asked { key, instance: "fleet/one", least: 1 };
         let Vouched { statement, by } = judge(&trust, &envelope, &asked, NOW).unwrap();

@@ -14,6 +14,7 @@ pub mod keys;
 pub mod lease;
 pub mod local;
 pub mod nats;
+pub mod oci;
 pub mod paced;
 pub mod pull;
 pub mod push;

@@ -10,6 +10,9 @@
 //! facts = { sm = "87" }                       # of devices: only results of such a one
 //! until = "2027-06-01"                        # from that moment on it counts no more
 //! revoked = "2026-11-28"                      # and nothing it ever vouched for
+//!
+//! [deliveries]
+//! least = 2                                   # so many keys must vouch for what is delivered
 //! ```
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -79,6 +82,8 @@ pub struct TrustedKey {
 pub struct Trust {
     /// No two have one name or are one key, if they came by [`Trust::add`].
     pub keys: Vec<TrustedKey>,
+    /// How many must vouch for a delivery; none is the same as one.
+    pub deliveries_least: usize,
 }
 
 /// A trust file that cannot be read, or a change that it does not take.
@@ -167,6 +172,15 @@ pub enum TrustError {
 struct File {
     #[serde(default)]
     key: Vec<Row>,
+    #[serde(default)]
+    deliveries: DeliveriesRow,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DeliveriesRow {
+    #[serde(default)]
+    least: usize,
 }
 
 #[derive(Deserialize)]
@@ -197,7 +211,7 @@ impl Trust {
             return Err(TrustError::TooLong { bytes: text.len() });
         }
         let file: File = toml::from_str(text).map_err(|error| not_trust(text, &error))?;
-        let mut trust = Self::default();
+        let mut trust = Self { deliveries_least: file.deliveries.least, ..Self::default() };
         for row in file.key {
             trust.add(row.trusted()?)?;
         }
@@ -206,7 +220,10 @@ impl Trust {
 
     /// Writes a trust file.  One that people wrote comments in is better changed in place: see [`TrustedKey::to_toml`].
     pub fn to_toml(&self) -> String {
-        self.keys.iter().map(TrustedKey::to_toml).collect::<Vec<_>>().join("\n")
+        let keys = self.keys.iter().map(TrustedKey::to_toml);
+        let least = self.deliveries_least;
+        let deliveries = (least > 0).then(|| format!("[deliveries]\nleast = {least}\n"));
+        keys.chain(deliveries).collect::<Vec<_>>().join("\n")
     }
 
     /// Trusts one more key.
@@ -367,13 +384,17 @@ pub(crate) mod tests {
         assert_eq!(trust.keys, [expect]);
         assert_eq!(trust.to_toml(), text);
         assert_eq!(Trust::parse("").unwrap(), Trust::default());
+        let two = format!("{text}\n[deliveries]\nleast = 2\n");
+        let counted = Trust::parse(&two).unwrap();
+        assert_eq!((counted.deliveries_least, counted.to_toml()), (2, two));
+        assert!(Trust::parse("[deliveries]\nmost = 2\n").is_err());
         let short = format!("[[key]]\nname = \"desk\"\nkey = \"{}\"\n", key(2).public());
         let both = Trust::parse(&format!("# mine\n{text}\n{short}")).unwrap();
         assert_eq!(both.keys[1], trusted("desk", 2));
         assert_eq!(Trust::parse(&both.to_toml()).unwrap(), both);
         let mut odd = trusted("odd", 3);
         odd.facts = facts(&[("a \"b\"\n", "é\\\0"), ("", "")]);
-        let odd = Trust { keys: vec![odd] };
+        let odd = Trust { keys: vec![odd], ..Trust::default() };
         assert_eq!(Trust::parse(&odd.to_toml()).unwrap(), odd);
     }
 
@@ -419,7 +440,8 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_revoked_must_be_there_and_stays_revoked() {
-        let mut trust = Trust { keys: vec![trusted("bench", 1), trusted("desk", 2)] };
+        let mut trust =
+            Trust { keys: vec![trusted("bench", 1), trusted("desk", 2)], ..Trust::default() };
         let words = trust.revoke("bank", 1).unwrap_err().to_string();
         assert_eq!(words, "no trusted key is called \"bank\"; there are: bench, desk");
         trust.revoke("bench", 1).unwrap();
