@@ -111,12 +111,13 @@ pub(crate) const SETTINGS: [Setting; 13] = [
     setting("fleet.push-kind", "", "push_kind", "", Form::Kinds),
     setting("fleet.push-max", "", "push_max", "", Form::Size),
     setting("fleet.rate", "SMELT_FLEET_RATE", "fleet_rate", "", Form::Size),
-    setting("fleet.ca", "SMELT_FLEET_CA", "fleet_ca", "", Form::Path),
+    setting(AUTHORITY, "SMELT_FLEET_CA", "fleet_ca", "", Form::Path),
 ];
 const STORE: &str = "store";
 const KEEP_FREE: &str = "keep-free";
 const PUSH: &str = "fleet.push";
 const TRUST: &str = "fleet.trust";
+const AUTHORITY: &str = "fleet.ca";
 /// A flag of this name means something else in other commands.
 const ONLY_OF_RUNS: &str = "jobs";
 
@@ -209,6 +210,12 @@ pub(crate) fn store() -> PathBuf {
 /// The file that says who is believed, where it is another than usual.
 pub(crate) fn trust() -> Option<PathBuf> {
     let (file, _) = get().value(TRUST, variable);
+    (!file.is_empty()).then(|| file.into())
+}
+
+/// The file with an authority of the machine's own, where one is named.
+pub(crate) fn authority() -> Option<PathBuf> {
+    let (file, _) = get().value(AUTHORITY, variable);
     (!file.is_empty()).then(|| file.into())
 }
 

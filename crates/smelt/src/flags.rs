@@ -9,6 +9,7 @@ mod bundle;
 mod cache;
 #[cfg(feature = "build")]
 mod checkpoint;
+pub(crate) mod deliver;
 mod doctor;
 #[cfg(feature = "build")]
 mod fit;
@@ -45,6 +46,10 @@ pub(crate) use cache::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFl
 #[cfg(feature = "build")]
 pub(crate) use checkpoint::{
     CalibrateFlags, ExportFlags, ExportPart, FloatType, QuantizeFlags, TokenInput,
+};
+pub(crate) use deliver::{
+    DeliverCommand, DeliverPullFlags, DeliverPushFlags, DeliverShowFlags, DeliverSignFlags,
+    PlaceFlags,
 };
 pub(crate) use doctor::DoctorFlags;
 #[cfg(feature = "build")]
@@ -164,6 +169,9 @@ pub(crate) enum Subcommand {
     Bundle(BundleFlags),
     /// Unpack such a file into the store, or into a directory that needs none
     Unbundle(UnbundleFlags),
+    /// Hand a built deployment over by a registry of OCI artifacts, signed: push, pull, sign, show
+    #[command(subcommand)]
+    Deliver(DeliverCommand),
     /// Ask a built model about text and pictures
     Chat(ChatFlags),
     /// Answer OpenAI-style requests over HTTP with a built model

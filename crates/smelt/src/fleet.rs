@@ -1,6 +1,10 @@
 //! Opens what a fleet needs: its server, whom this machine believes, the key by which it vouches.
 
+pub(crate) mod deliver;
+pub(crate) mod delivered;
 pub(crate) mod elsewhere;
+pub(crate) mod following;
+pub(crate) mod incoming;
 pub(crate) mod pull;
 pub(crate) mod push;
 #[cfg(feature = "build")]
@@ -114,7 +118,12 @@ pub(crate) fn key_file(given: Option<&Path>) -> Result<PathBuf, Failed> {
 
 /// The key by which this machine vouches.
 pub(crate) fn signer(flags: &FleetFlags) -> Result<SigningKey, Failed> {
-    let path = key_file(flags.fleet_key.as_deref())?;
+    signer_of(flags.fleet_key.as_deref())
+}
+
+/// The same where the file is given by itself.
+pub(crate) fn signer_of(given: Option<&Path>) -> Result<SigningKey, Failed> {
+    let path = key_file(given)?;
     if !path.exists() {
         let message = format!("no key is in {}; make one: smelt fleet keygen", path.display());
         return Err(Failed::usage(message));

@@ -132,6 +132,7 @@ fn main() -> ExitCode {
         Subcommand::Graph(flags) => commands::graph::run(&flags),
         Subcommand::Bundle(flags) => commands::bundle::run(&flags),
         Subcommand::Unbundle(flags) => commands::unbundle::run(&flags),
+        Subcommand::Deliver(command) => commands::deliver::run(&command),
         Subcommand::Config(flags) => commands::config::run(&flags),
         Subcommand::Doctor(flags) => commands::doctor::run(&flags),
         Subcommand::Watch(flags) => commands::watch::run(&flags),

@@ -3,6 +3,9 @@
 //! The build script finds commit and target; a tarball has no commit.
 
 /// `0.1.0 (1a2b3c4d5e6f, x86_64-unknown-linux-gnu)`.
+/// What statements say that they were made by.
+pub(crate) const BUILDER: &str = concat!("smelt ", env!("CARGO_PKG_VERSION"));
+/// The same with what it was built of.
 pub(crate) const TEXT: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("SMELT_BUILT"), ")");
 
 #[cfg(test)]

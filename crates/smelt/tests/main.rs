@@ -9,6 +9,7 @@ mod by_name;
 mod calibration;
 mod config;
 mod confinement;
+mod deliver;
 mod devices;
 mod doctor;
 mod durable;

@@ -55,7 +55,10 @@ pub(crate) fn run(flags: &BundleFlags) -> Result<Exit, Failed> {
 }
 
 /// The outputs that are wanted and all that they refer to, each behind what it refers to, and the folder of each.
-fn outputs(store: &Store, wanted: &[Sealed]) -> Result<Vec<(BundledOutput, PathBuf)>, Failed> {
+pub(super) fn outputs(
+    store: &Store,
+    wanted: &[Sealed],
+) -> Result<Vec<(BundledOutput, PathBuf)>, Failed> {
     let inventory = store.inventory()?;
     let mut recipes: BTreeMap<Digest, Vec<Digest>> = BTreeMap::new();
     for Sealed { tree, recipes: led } in wanted {

@@ -16,6 +16,7 @@ pub(crate) mod cache;
 mod calibrate;
 pub(crate) mod chat;
 pub(crate) mod config;
+pub(crate) mod deliver;
 pub(crate) mod demo;
 pub(crate) mod describe;
 pub(crate) mod doctor;

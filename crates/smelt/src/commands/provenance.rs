@@ -10,8 +10,9 @@ use smelt_store::Output;
 use crate::console::answer;
 use crate::exit::{Exit, Failed};
 use crate::flags::ProvenanceFlags;
+use crate::fleet::delivered::Delivered;
 use crate::fleet::push::Shelf;
-use crate::fleet::vouched::{self, Origin};
+use crate::fleet::vouched::{self, Origin, doubt};
 use crate::load::{self, Access};
 use crate::table::Table;
 
@@ -85,6 +86,18 @@ enum Link {
 impl Link {
     fn of(output: &Output, trust: &Trust) -> Self {
         let run = output.record["run"].as_str().unwrap_or("-");
+        match Delivered::of(&output.record) {
+            None => {}
+            Some(Err(why)) => return Self::Doubted { server: "a delivery".to_owned(), why },
+            Some(Ok(delivered)) => {
+                let (server, doubt) =
+                    (delivered.place, doubt(&output.digest, &output.record, trust));
+                return match doubt {
+                    Some(why) => Self::Doubted { server, why },
+                    None => Self::Fetched(server, delivered.by),
+                };
+            }
+        }
         match Origin::of(&output.record) {
             None => Self::Built(run.to_owned()),
             Some(Err(why)) => Self::Doubted { server: "the fleet".to_owned(), why },

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use smelt_backend::{KvOptions, MAX_SLOTS_MAX};
 use smelt_exec::served;
+use smelt_fleet::oci::reference;
 use smelt_runtime::accuracy::golden;
 use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::Deployment;
@@ -33,6 +34,8 @@ use crate::console::{answer, begin_log, tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::film;
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
+use crate::fleet::following::{self, Following};
+use crate::fleet::vouched;
 use crate::integrity;
 use crate::leases::Leases;
 use crate::loading::{Loading, WARMING_UP};
@@ -52,6 +55,9 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     cards::want(flags.device.first());
     check_targets(flags)?;
     let targets = flags.targets.iter().map(|target| {
+        if is_delivered(target) {
+            return Ok(target.clone());
+        }
         let (all, consent) = (target::Extent::All, Consent::of(flags.yes));
         let built = target::build_missing(target, &flags.sets, all, consent)?;
         Ok(built.unwrap_or_else(|| target.clone()))
@@ -63,7 +69,13 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     let holds = Arc::new(Leases::new(targets.len()));
     let trace = flags.trace.as_deref().map(TraceFile::create).transpose()?;
     let timeline = trace.as_ref().map(|trace| &trace.timeline);
-    let loads = loads(flags, targets, &holds, timeline);
+    let every = options.watch.unwrap_or(following::EVERY);
+    let mut loads = loads(flags, targets, &holds, timeline);
+    for load in loads.iter_mut().filter(|load| is_delivered(&load.target)) {
+        let reference = load.target.to_string_lossy().parse().map_err(Failed::usage)?;
+        load.following = Some(Following::begin(&reference, every)?);
+        options.watch = Some(every);
+    }
     // What cannot be found is told before anything is listened to.
     let found: Vec<DeploymentInfo> = loads.iter().map(Load::find).collect::<Result<_, _>>()?;
     check_names(&found)?;
@@ -151,8 +163,14 @@ fn loads(
         golden: flags.golden.clone(),
         template: flags.chat_template.clone(),
         allow_program: flags.allow_program,
+        following: None,
     };
     targets.into_iter().zip(names).enumerate().map(load).collect()
+}
+
+/// Whether a target is a place of deliveries.
+fn is_delivered(target: &Path) -> bool {
+    target.to_str().is_some_and(reference::is_meant)
 }
 
 /// Refuses two models of one name.
@@ -241,6 +259,8 @@ struct Load {
     template: Option<PathBuf>,
     /// Whether a directory's deployment may start the program that it names.
     allow_program: bool,
+    /// Where newer versions come from, of a target that is delivered.
+    following: Option<Arc<Following>>,
 }
 
 impl Load {
@@ -253,7 +273,14 @@ impl Load {
             device_room: Box::new(|found| open::device_room(&found.dir)),
             check: Box::new(|dir| check::of_dir(dir).map(|(check, _)| check.word())),
             open: Box::new(move |found, purpose, progress| {
-                let running = self.open(&found.dir, purpose, progress)?;
+                let opened = self.open(&found.dir, purpose, progress);
+                if let (Some(following), Err(Unfit::Broken(why))) = (&self.following, &opened) {
+                    following.refused(&found.dir, why);
+                }
+                let running = opened?;
+                if let Some(following) = &self.following {
+                    following.ran(&found.dir);
+                }
                 self.holds.loaded(self.at, &found.dir)?;
                 Ok(running)
             }),
@@ -269,7 +296,14 @@ impl Load {
 
     /// Where the deployment is now; held from then on.
     fn find(&self) -> Result<DeploymentInfo, Failed> {
-        let dir = target::directory(&self.target, &self.sets)?;
+        let dir = match &self.following {
+            Some(following) => {
+                let dir = following.dir();
+                vouched::check(&dir)?;
+                dir
+            }
+            None => target::directory(&self.target, &self.sets)?,
+        };
         self.holds.found(self.at, &dir)?;
         let Heading { model, engines, does, .. } = open::heading(&dir)?;
         if does == Does::Relays {

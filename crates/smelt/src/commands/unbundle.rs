@@ -2,12 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use serde_json::{Value, json};
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
-use smelt_store::bundle::{Bundle, BundledKey, BundledOutput};
-use smelt_store::{Digest, Holder, Store, Wait};
+use smelt_store::Digest;
+use smelt_store::bundle::{Bundle, BundledOutput};
 
 use super::bundle::failed;
 use crate::atomic_dir::AtomicDir;
@@ -15,14 +14,10 @@ use crate::built;
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::UnbundleFlags;
-use crate::fleet::vouched::Origin;
-use crate::leftovers::clear_dead;
-use crate::load;
+use crate::fleet::incoming::{self, Draft, Incoming, check_vouched};
+use crate::fleet::vouched;
 use crate::table::{Table, bytes};
 use crate::telling::Telling;
-
-/// What is left free beside what is unpacked: records and the journals of others.
-const RESERVE_BYTES: u64 = 64 << 20;
 
 pub(crate) fn run(flags: &UnbundleFlags) -> Result<Exit, Failed> {
     let bundle = Bundle::open(&flags.bundle).map_err(failed)?;
@@ -106,77 +101,24 @@ impl Course {
 
 /// Seals every output under its keys; those that are there, and those of an earlier call, are passed over.
 fn into_store(bundle: &Bundle) -> Result<Vec<PathBuf>, Failed> {
-    let store = Store::open(&load::root()?, Wait::Yes)?;
-    clear_dead(&store)?;
-    let holder = store.begin_hold(SystemTime::now())?;
-    let keys = bundle.outputs().iter().flat_map(|output| &output.keys);
-    holder.hold(&keys.map(|key| key.key).collect::<Vec<_>>())?;
-    let missing = bundle.outputs().iter().filter(|output| !is_sealed(&store, output));
-    let needed = missing.map(|output| output.files.bytes()).sum::<u64>();
-    let free = store.free_bytes()?;
-    if needed > 0 && needed.saturating_add(RESERVE_BYTES) > free {
-        return Err(Failed::new(
-            Exit::DoesNotFit,
-            format!(
-                "{} are to be unpacked and the store's disk has {} free: smelt cache gc, or SMELT_CACHE on a larger disk",
-                bytes(needed),
-                bytes(free)
-            ),
-        ));
-    }
+    let (store, trust) = (incoming::store()?, vouched::believed()?);
+    let incoming = Incoming::begin(&store, bundle.outputs(), &|_| {}, &trust)?;
+    incoming.has_room("unpacked", 0)?;
     let mut course = Course::of(bundle);
-    let seal = |number: usize| seal(&store, &holder, bundle, number, &mut course);
-    let places = (0..bundle.outputs().len()).map(seal).collect::<Result<Vec<_>, _>>()?;
-    store.sync()?;
-    Ok(places)
-}
-
-/// Whether every key of an output leads to it.
-fn is_sealed(store: &Store, output: &BundledOutput) -> bool {
-    output.keys.iter().all(|key| leads(store, key, output))
-}
-
-fn leads(store: &Store, key: &BundledKey, output: &BundledOutput) -> bool {
-    let found = store.lookup(&key.key).ok().and_then(smelt_store::Lookup::hit);
-    found.is_some_and(|found| found.digest == output.tree)
-}
-
-fn seal(
-    store: &Store,
-    holder: &Holder,
-    bundle: &Bundle,
-    number: usize,
-    course: &mut Course,
-) -> Result<PathBuf, Failed> {
-    let output = &bundle.outputs()[number];
-    for key in &output.keys {
-        if leads(store, key, output) {
+    incoming.seal(Draft::New, &mut |number, folder| {
+        let output = &bundle.outputs()[number];
+        let Some(folder) = folder else {
             course.add(output.files.bytes(), &output.tree);
-        } else {
-            let held = || {
-                Failed::new(
-                    Exit::Held,
-                    format!("another run builds output {} just now", output.tree.short()),
-                )
-            };
-            let _lock = store.try_lock_key(&key.key)?.ok_or_else(held)?;
-            let folder = holder.work_dir(&output.tree.short())?;
-            let mut told = |some| course.add(some, &output.tree);
-            bundle.extract(number, &folder, &mut told).map_err(failed)?;
-            let record = key.record();
-            if Origin::is_in(&record) {
-                store.begin_pulls()?;
-            }
-            let sealed = store.seal_referring(&key.key, &folder, record, &output.refers);
-            sealed.map_err(|error| Failed::new(Exit::StageFailed, error))?;
-        }
-        key.recipes.iter().try_for_each(|recipe| store.alias_later(recipe, &key.key))?;
-    }
-    Ok(store.root().join("out").join(output.tree.to_string()))
+            return Ok(());
+        };
+        let mut told = |some| course.add(some, &output.tree);
+        bundle.extract(number, folder, &mut told).map_err(failed)
+    })
 }
 
 /// Puts every output beside the others, by the names by which they refer to each other.
 fn into_folder(bundle: &Bundle, folder: &Path) -> Result<Vec<PathBuf>, Failed> {
+    check_vouched(bundle.outputs(), &|_| {}, &vouched::believed()?)?;
     let cannot = |error| {
         Failed::new(Exit::StageFailed, format!("cannot make {}: {error}", folder.display()))
     };

@@ -23,8 +23,8 @@ const CONNECTIONS_MAX: u32 = 65_536;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeFlags {
-    /// Pipelines that build deployments, PIPELINE#STAGE, deployments' directories, or names that `smelt ls`
-    /// lists.  The first is loaded
+    /// Pipelines that build deployments, PIPELINE#STAGE, deployments' directories, names that `smelt ls`
+    /// lists, or what is delivered at oci://REGISTRY/NAME:TAG.  The first is loaded
     /// at once, others when they are asked for
     #[arg(required = true, value_name = "TARGET")]
     pub(crate) targets: Vec<PathBuf>,
@@ -34,8 +34,8 @@ pub(crate) struct ServeFlags {
     /// What clients call a model, in the order of the targets (default: what its deployment does)
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) model_name: Vec<String>,
-    /// Look for newer deployments of the pipelines so often, and put them in place without a pause; SIGHUP
-    /// asks for it once
+    /// Look for newer deployments of the pipelines, or versions of what is delivered, so often, and put them in place
+    /// without a pause; SIGHUP asks for it once (default of what is delivered: 60s)
     #[arg(long, value_name = "TIME", value_parser = time)]
     pub(crate) watch: Option<Duration>,
     /// Golden prompts, as `verify` takes them, that a newer deployment must answer right, or the older one

@@ -14,6 +14,7 @@ use smelt_plan::plan::{From, Stage};
 use smelt_plan::{Digest, Kind, Plan, StageId};
 use smelt_store::{Inventory, Location, Lookup, Output, RunId};
 
+use super::delivered::Delivered;
 use super::vouched::{Origin, doubted_stages};
 use super::{Fleet, now, with_dependents};
 use crate::exit::{Exit, Failed};
@@ -21,6 +22,7 @@ use crate::flags::PushLimits;
 use crate::load::Loaded;
 use crate::table::bytes;
 use crate::telling::Telling;
+use crate::version::BUILDER;
 
 /// What became of a stage's output.
 pub(crate) enum Outcome {
@@ -236,8 +238,11 @@ impl<'a> Shelf<'a> {
         };
         let Output { digest, manifest, record, .. } = &sealed.output;
         // Whoever built it vouches for it; this machine only knows who that is said to be.
-        if Origin::is_in(record) {
+        if Origin::of(record).is_some() {
             return Err("it came from the fleet, where whoever built it vouches for it".to_owned());
+        }
+        if Delivered::is_in(record) {
+            return Err("it came by a delivery, which whoever signed that vouches for".to_owned());
         }
         if self.doubted.contains(&id) {
             return Err(
@@ -269,7 +274,7 @@ impl<'a> Shelf<'a> {
             record: plain(record),
             finished: began(&provenance.run).unwrap_or_else(now),
             provenance,
-            builder: concat!("smelt ", env!("CARGO_PKG_VERSION")).to_owned(),
+            builder: BUILDER.to_owned(),
         };
         Ok((statement, folder.clone()))
     }

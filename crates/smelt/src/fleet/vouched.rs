@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use smelt_fleet::dsse::Envelope;
-use smelt_fleet::judge::{Asked, Vouched, judge};
+use smelt_fleet::judge::{Asked, Refusal, Vouched, judge};
 use smelt_fleet::remote::Key;
 use smelt_fleet::statement::Statement;
 use smelt_fleet::trust::Trust;
 use smelt_plan::{Plan, StageId};
 use smelt_store::{Digest, Lookup, OutputItem, Store, Wait};
 
+use super::delivered::Delivered;
 use super::trust;
 use crate::config;
 use crate::exit::{Exit, Failed};
@@ -50,15 +51,31 @@ impl Origin {
     }
 
     /// Whether an output came from a fleet.
-    pub(crate) fn is_in(record: &Value) -> bool {
+    fn is_in(record: &Value) -> bool {
         record.get(FLEET).is_some()
     }
 
     /// Who vouches for an output by what is believed now.  A key whose time has run out since is no reason against what came
     /// before: boards would stop on that day.
     pub(crate) fn judge(&self, tree: &Digest, trust: &Trust) -> Result<Vouched, String> {
+        self.refusal(tree, trust)?.map_err(|refusal| refusal.to_string())
+    }
+
+    /// Why an output that somebody else vouches for is not to be used all the same: who built it is revoked here, or it is
+    /// not what was signed.  Whoever delivers it need not be the only one who knows who built it.
+    fn objection(&self, tree: &Digest, trust: &Trust) -> Option<String> {
+        match self.refusal(tree, trust) {
+            Err(why) => Some(why),
+            Ok(Err(why @ (Refusal::Revoked { .. } | Refusal::BadSignature { .. }))) => {
+                Some(why.to_string())
+            }
+            Ok(_) => None,
+        }
+    }
+
+    fn refusal(&self, tree: &Digest, trust: &Trust) -> Result<Result<Vouched, Refusal>, String> {
         let asked = Asked { key: Key::Tree(*tree), instance: &self.instance, least: 1 };
-        judge(trust, &self.envelope()?, &asked, self.at).map_err(|refusal| refusal.to_string())
+        Ok(judge(trust, &self.envelope()?, &asked, self.at))
     }
 
     /// What was signed, whoever did.
@@ -72,18 +89,23 @@ impl Origin {
     }
 }
 
-/// An output that came from a fleet and is no longer vouched for.
+/// Whether others vouch for an output: it came from a fleet or by a delivery.
+pub(crate) fn is_of_others(record: &Value) -> bool {
+    Origin::is_in(record) || Delivered::is_in(record)
+}
+
+/// An output that came from elsewhere and is no longer vouched for.
 pub(crate) struct Doubted {
     pub(crate) tree: Digest,
     pub(crate) stage: String,
     pub(crate) why: String,
 }
 
-/// Of `outputs` how many came from a fleet, and those of them for which nobody who is believed now vouches.
+/// Of `outputs` how many came from elsewhere, and those of them for which nobody who is believed now vouches.
 pub(crate) fn doubted<'a>(
     outputs: impl Iterator<Item = &'a OutputItem>,
 ) -> Result<(usize, Vec<Doubted>), Failed> {
-    let fetched: Vec<&OutputItem> = outputs.filter(|it| Origin::is_in(&it.record)).collect();
+    let fetched: Vec<&OutputItem> = outputs.filter(|it| is_of_others(&it.record)).collect();
     if fetched.is_empty() {
         return Ok((0, Vec::new()));
     }
@@ -121,9 +143,17 @@ pub(crate) fn doubted_stages(
     Ok(doubted)
 }
 
-/// Why an output is not vouched for, if it came from a fleet.
+/// Why an output is not vouched for, if it came from elsewhere.
 pub(crate) fn doubt(tree: &Digest, record: &Value, trust: &Trust) -> Option<String> {
-    Origin::of(record)?.and_then(|origin| origin.judge(tree, trust)).err()
+    let origin = Origin::of(record);
+    let Some(delivered) = Delivered::of(record) else {
+        return origin?.and_then(|origin| origin.judge(tree, trust)).err();
+    };
+    let judged = delivered.and_then(|delivered| delivered.judge(tree, trust));
+    judged.err().or_else(|| match origin? {
+        Ok(origin) => origin.objection(tree, trust),
+        Err(why) => Some(why),
+    })
 }
 
 /// Refuses a deployment that lies in a store and came from a fleet, if it or what it names is not vouched for any more.
@@ -142,8 +172,12 @@ pub(crate) fn check(dir: &Path) -> Result<(), Failed> {
         })?;
         if let Some(why) = doubt(&tree, &record, &trust) {
             let file = super::trust_file(config::trust().as_deref())?;
+            let (from, cure) = match Delivered::is_in(&record) {
+                true => ("by a delivery", "smelt deliver pull takes one that somebody else signed"),
+                false => ("from the fleet", "the next run builds or fetches it again"),
+            };
             let message = format!(
-                "output {name} of stage {} came from the fleet and is not used: {why} ({}); the next run builds or fetches it again",
+                "output {name} of stage {} came {from} and is not used: {why} ({}); {cure}",
                 record["stage"].as_str().unwrap_or("-"),
                 file.display()
             );

@@ -1,0 +1,179 @@
+//! Seals outputs that come from elsewhere, by a bundle or a delivery: judged, with room for them, under their keys.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde_json::Value;
+use smelt_fleet::trust::Trust;
+use smelt_store::bundle::{BundledKey, BundledOutput};
+use smelt_store::{Holder, Lookup, SealError, Store, Wait};
+
+use super::vouched::{self, doubt};
+use crate::config;
+use crate::exit::{Exit, Failed};
+use crate::leftovers::clear_dead;
+use crate::load;
+use crate::table::bytes;
+
+/// What is left free beside what comes: records and the journals of others.
+const RESERVE_BYTES: u64 = 64 << 20;
+
+/// Where files are written before they are sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Draft {
+    /// In a new folder each time.
+    New,
+    /// In the folder of the key, where an earlier call may have left some.
+    Kept,
+}
+
+/// The store that outputs come into.
+pub(crate) fn store() -> Result<Store, Failed> {
+    let store = Store::open(&load::root()?, Wait::Yes)?;
+    clear_dead(&store)?;
+    Ok(store)
+}
+
+/// Outputs that come.
+pub(crate) struct Incoming<'a> {
+    store: &'a Store,
+    holder: Holder,
+    outputs: &'a [BundledOutput],
+    /// What is written into every record.
+    mark: &'a dyn Fn(&mut Value),
+    trust: &'a Trust,
+}
+
+impl<'a> Incoming<'a> {
+    /// Outputs, each behind those that it refers to, if they are vouched for as far as they say who does.
+    pub(crate) fn begin(
+        store: &'a Store,
+        outputs: &'a [BundledOutput],
+        mark: &'a dyn Fn(&mut Value),
+        trust: &'a Trust,
+    ) -> Result<Self, Failed> {
+        check_vouched(outputs, mark, trust)?;
+        let holder = store.begin_hold(SystemTime::now())?;
+        let keys = outputs.iter().flat_map(|output| &output.keys);
+        holder.hold(&keys.map(|key| key.key).collect::<Vec<_>>())?;
+        Ok(Self { store, holder, outputs, mark, trust })
+    }
+
+    /// Refuses outputs for which the disk has no room: `verb` says what is to be done with them, and so many bytes are there.
+    pub(crate) fn has_room(&self, verb: &str, there: u64) -> Result<(), Failed> {
+        let missing = self.outputs.iter().filter(|output| !self.is_sealed(output));
+        let needed = missing.map(|output| output.files.bytes()).sum::<u64>().saturating_sub(there);
+        let free = self.store.free_bytes()?;
+        if needed == 0 || needed.saturating_add(RESERVE_BYTES) <= free {
+            return Ok(());
+        }
+        let message = format!(
+            "{} are to be {verb} and the store's disk has {} free: smelt cache gc, or SMELT_CACHE on a larger disk",
+            bytes(needed),
+            bytes(free)
+        );
+        Err(Failed::new(Exit::DoesNotFit, message))
+    }
+
+    /// What an earlier call has left of those that are missing.
+    pub(crate) fn kept_bytes(&self) -> Result<u64, Failed> {
+        let missing = self.outputs.iter().filter(|output| !self.is_sealed(output));
+        let left = missing.flat_map(|output| output.keys.first()).map(|key| {
+            let folder = self.store.pull_dir(&key.key)?;
+            Ok(self.store.bytes_below(&folder)?)
+        });
+        left.sum()
+    }
+
+    /// Seals every output under its keys.  `fill` writes the files of one into a folder; it hears of one without a folder that
+    /// is there.
+    pub(crate) fn seal(
+        &self,
+        draft: Draft,
+        fill: &mut dyn FnMut(usize, Option<&Path>) -> Result<(), Failed>,
+    ) -> Result<Vec<PathBuf>, Failed> {
+        let seal = |number| self.seal_one(number, draft, fill);
+        let places = (0..self.outputs.len()).map(seal).collect::<Result<_, _>>()?;
+        self.store.sync()?;
+        Ok(places)
+    }
+
+    /// Whether every key of an output leads to it.
+    fn is_sealed(&self, output: &BundledOutput) -> bool {
+        output.keys.iter().all(|key| self.leads(key, output))
+    }
+
+    /// Whether a key leads to an output, and what is known of that here does not speak against it.
+    fn leads(&self, key: &BundledKey, output: &BundledOutput) -> bool {
+        let found = self.store.lookup(&key.key).ok().and_then(Lookup::hit);
+        found.is_some_and(|found| {
+            found.digest == output.tree && doubt(&found.digest, &found.record, self.trust).is_none()
+        })
+    }
+
+    fn seal_one(
+        &self,
+        number: usize,
+        draft: Draft,
+        fill: &mut dyn FnMut(usize, Option<&Path>) -> Result<(), Failed>,
+    ) -> Result<PathBuf, Failed> {
+        let (store, output) = (self.store, &self.outputs[number]);
+        for key in &output.keys {
+            if self.leads(key, output) {
+                fill(number, None)?;
+            } else {
+                let held = || {
+                    let name = output.tree.short();
+                    Failed::new(Exit::Held, format!("another run builds output {name} just now"))
+                };
+                let _lock = store.try_lock_key(&key.key)?.ok_or_else(held)?;
+                let folder = match draft {
+                    Draft::New => self.holder.work_dir(&output.tree.short())?,
+                    Draft::Kept => store.pull_dir(&key.key)?,
+                };
+                fill(number, Some(&folder))?;
+                let mut record = key.record();
+                (self.mark)(&mut record);
+                if vouched::is_of_others(&record) {
+                    store.begin_pulls()?;
+                }
+                let kept = (record, output.refers.as_slice());
+                let sealed = store.seal_fetched(&key.key, &folder, kept, &output.tree);
+                sealed.map_err(|error| {
+                    if let SealError::Other { .. } = error {
+                        // Else it would be gone on with.
+                        let _ = std::fs::remove_dir_all(&folder);
+                    }
+                    Failed::new(Exit::StageFailed, error)
+                })?;
+            }
+            key.recipes.iter().try_for_each(|recipe| store.alias_later(recipe, &key.key))?;
+        }
+        Ok(store.root().join("out").join(output.tree.to_string()))
+    }
+}
+
+/// Refuses outputs that say who vouches for them where nobody does who is believed here.
+pub(crate) fn check_vouched(
+    outputs: &[BundledOutput],
+    mark: &dyn Fn(&mut Value),
+    trust: &Trust,
+) -> Result<(), Failed> {
+    for output in outputs {
+        for key in &output.keys {
+            let mut record = key.record();
+            mark(&mut record);
+            if let Some(why) = doubt(&output.tree, &record, trust) {
+                let stage = record["stage"].as_str().unwrap_or("-");
+                let file = super::trust_file(config::trust().as_deref())?;
+                let message = format!(
+                    "output {} of stage {stage} is not taken: {why} ({})",
+                    output.tree.short(),
+                    file.display()
+                );
+                return Err(Failed::new(Exit::StageFailed, message));
+            }
+        }
+    }
+    Ok(())
+}
