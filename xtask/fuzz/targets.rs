@@ -14,6 +14,8 @@ use smelt_engine::graph::{GraphEngine, Tensor};
 use smelt_engine::llm::{LlmEngine, Prompt};
 use smelt_fleet::chunk::Index;
 use smelt_fleet::dsse::Envelope;
+use smelt_fleet::oci::artifact;
+use smelt_fleet::oci::delivery::Delivery;
 use smelt_fleet::statement::Statement;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::model::Model as Config;
@@ -41,6 +43,7 @@ pub(crate) const ALL: &[Target] = &[
     ("statement", statement),
     ("envelope", envelope),
     ("chunks", chunks),
+    ("delivery", delivery),
 ];
 
 /// A picture of more pixels is too slow to be tried often, and takes more memory than these few bytes should.
@@ -73,6 +76,18 @@ pub(crate) fn statement(data: &[u8]) {
     // Of what was changed by reading it, as long fractions are, nothing is written.
     let Ok(json) = statement.to_json() else { return };
     assert_eq!(Statement::from_json(&json).unwrap(), statement);
+}
+
+/// What a registry has: a statement, or a manifest and its config in two lines.  Slices cover files, each once.
+pub(crate) fn delivery(data: &[u8]) {
+    if let Ok(delivery) = Delivery::from_json(data) {
+        assert_eq!(Delivery::from_json(&delivery.to_json().unwrap()).unwrap(), delivery);
+    }
+    let Some(end) = data.iter().position(|&byte| byte == b'\n') else { return };
+    let Ok((manifest, _)) = artifact::config_of(&data[..end]) else { return };
+    let Ok((outputs, slices)) = artifact::read(&manifest, &data[end + 1..]) else { return };
+    let bytes = outputs.iter().map(|output| output.files.bytes()).sum::<u64>();
+    assert_eq!(slices.iter().map(|slice| slice.bytes).sum::<u64>(), bytes);
 }
 
 /// An envelope of a stranger's: what is read is what is signed.

@@ -3,6 +3,7 @@
 //! A board has a store and a home of its own.  What a stranger's server may make up is tried on one in memory
 //! (`smelt-fleet/src/simulation.rs`).
 
+mod deliveries;
 mod leases;
 
 use std::fs::{self, File};
@@ -66,6 +67,7 @@ fn run_some(is_whole: bool) -> Result<bool> {
     whoever_is_revoked_is_believed_no_more(&board("late")?, &key)?;
     what_the_server_lost_is_built(&board("lossy")?, &key, server, &casd, &work)?;
     without_a_server_all_is_built(&board("alone")?, &key)?;
+    deliveries::deployments_are_handed_over(&smelt, &builder, &work)?;
     leases::one_of_many_builds(&smelt, &casd, &work)?;
     if is_whole {
         leases::who_was_frozen_publishes_nothing(&smelt, &casd, &work)?;
@@ -75,7 +77,11 @@ fn run_some(is_whole: bool) -> Result<bool> {
 
 /// Brings the server.
 pub(crate) fn fetch() -> Result<()> {
-    if cfg!(target_arch = "x86_64") { casd_program().map(drop) } else { Ok(()) }
+    if cfg!(target_arch = "x86_64") {
+        casd_program()?;
+        deliveries::fetch()?;
+    }
+    Ok(())
 }
 
 fn builder_publishes(builder: &Board) -> Result<()> {
