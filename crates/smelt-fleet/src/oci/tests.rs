@@ -187,10 +187,13 @@ struct Asked {
 type Answer = (u16, Vec<(String, String)>, Vec<u8>);
 type Answers = dyn Fn(&Asked) -> Option<Answer> + Send + Sync;
 
+/// The method and the path of a request, and who asked.
+type Heard = (String, String, Option<String>);
+
 /// A registry.  What `lie` does not answer is answered as it should be.
 struct Server {
     port: u16,
-    asked: Arc<Mutex<Vec<(String, String, Option<String>)>>>,
+    heard: Arc<Mutex<Vec<Heard>>>,
 }
 
 #[derive(Default)]
@@ -203,8 +206,8 @@ impl Server {
     fn new(lie: Box<Answers>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let (log, kept) = (asked.clone(), Mutex::new(Kept::default()));
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let (log, kept) = (heard.clone(), Mutex::new(Kept::default()));
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let Some(asked) = read(&stream) else { continue };
@@ -214,7 +217,7 @@ impl Server {
                 write(stream, &asked, answer);
             }
         });
-        Self { port, asked }
+        Self { port, heard }
     }
 
     fn honest() -> Self {
@@ -226,8 +229,8 @@ impl Server {
     }
 
     fn count(&self, method: &str, part: &str) -> usize {
-        let asked = self.asked.lock().unwrap();
-        asked.iter().filter(|(own, path, _)| own == method && path.contains(part)).count()
+        let heard = self.heard.lock().unwrap();
+        heard.iter().filter(|(own, path, _)| own == method && path.contains(part)).count()
     }
 }
 
@@ -449,7 +452,7 @@ fn whoever_asks_says_who_he_is_to_the_registry_alone() {
     let offer = open(&place, &found(&place).unwrap()).unwrap();
     fetch(&place, &offer, &root.path().join("to")).unwrap();
     // The layer came from the storage, which heard of no token.
-    let heard = storage.asked.lock().unwrap();
+    let heard = storage.heard.lock().unwrap();
     assert!(!heard.is_empty() && heard.iter().all(|(_, _, authorization)| authorization.is_none()));
     let refused = found(&of("other")).unwrap_err().to_string();
     assert!(refused.contains("does not let this user") && !refused.contains("other"), "{refused}");

@@ -22,7 +22,7 @@ use crate::flags::{
     DeliverCommand, DeliverPullFlags, DeliverPushFlags, DeliverShowFlags, DeliverSignFlags,
     PlaceFlags,
 };
-use crate::fleet::deliver::{Source, Took, of_place};
+use crate::fleet::deliver::{Source, Took, check_deployment, of_place};
 use crate::fleet::delivered::{self, Delivered};
 use crate::fleet::{incoming, now, signer_of};
 use crate::load::{self, Access};
@@ -66,7 +66,9 @@ fn push(flags: &DeliverPushFlags) -> Result<Exit, Failed> {
         bundle::outputs(&store, &wanted)?.into_iter().map(|(it, dir)| (plain(it), dir)).collect();
     let none =
         || Failed::new(Exit::StageFailed, "nothing of that is built; build it with: smelt run");
-    let tree = outputs.last().ok_or_else(none)?.0.tree;
+    let last = &outputs.last().ok_or_else(none)?.0;
+    let tree = last.tree;
+    check_deployment(Some(last), &flags.target.display())?;
     let artifact = made(&outputs, &name)?;
     let manifest = Digest::of(&artifact.manifest);
     let there = there(&source, &signer)?;

@@ -1,6 +1,7 @@
 //! Takes deliveries into the store: judged, no older than what was taken, sealed as they come.
 
 use std::env;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -85,7 +86,7 @@ impl Source {
         }
         saw_time(store, delivery.signed);
         let offer = fetch::open(&self.place, found).map_err(not_fetched)?;
-        check_deployment(&offer.outputs, &self.reference)?;
+        check_deployment(offer.outputs.last(), &self.reference)?;
         let origin = Delivered::new(&self.reference.to_string(), vouched, *at)?;
         let mark = |record: &mut Value| origin.put(record);
         let incoming = Incoming::begin(store, &offer.outputs, &mark, &self.trust)?;
@@ -143,13 +144,15 @@ impl Took {
 }
 
 /// The last output is what is asked.
-fn check_deployment(outputs: &[BundledOutput], reference: &Reference) -> Result<(), Failed> {
-    let last = outputs.last().map_or(&[][..], |output| output.files.files());
-    if last.iter().any(|file| file.path == DEPLOYMENT_FILE) {
+pub(crate) fn check_deployment(
+    last: Option<&BundledOutput>,
+    what: &impl fmt::Display,
+) -> Result<(), Failed> {
+    let files = last.map_or(&[][..], |output| output.files.files());
+    if files.iter().any(|file| file.path == DEPLOYMENT_FILE) {
         return Ok(());
     }
-    let message = format!("{reference} is no deployment: its last output has no {DEPLOYMENT_FILE}");
-    Err(Failed::model(message))
+    Err(Failed::model(format!("{what} is no deployment: its last output has no {DEPLOYMENT_FILE}")))
 }
 
 /// A deployment of this store that was taken before, was not refused, and is as `is_fit` says: the newest of a name that is
@@ -232,7 +235,7 @@ pub(crate) fn of_place(error: &PlaceError) -> Failed {
     };
     let more = match (error, error.is_disk_full()) {
         (_, true) => "; free some space, then the same command goes on",
-        (PlaceError::Gone { .. }, _) => "; the same command goes on where it was",
+        (PlaceError::Gone { .. }, _) => "; once it answers, the same command goes on where it was",
         _ => "",
     };
     Failed::new(exit, format!("{error}{more}"))

@@ -27,6 +27,9 @@ pub(crate) enum Draft {
     Kept,
 }
 
+/// Writes the files of one of the outputs into a folder; of one that is there it hears without a folder.
+type Fill<'a> = dyn FnMut(usize, Option<&Path>) -> Result<(), Failed> + 'a;
+
 /// The store that outputs come into.
 pub(crate) fn store() -> Result<Store, Failed> {
     let store = Store::open(&load::root()?, Wait::Yes)?;
@@ -85,13 +88,8 @@ impl<'a> Incoming<'a> {
         left.sum()
     }
 
-    /// Seals every output under its keys.  `fill` writes the files of one into a folder; it hears of one without a folder that
-    /// is there.
-    pub(crate) fn seal(
-        &self,
-        draft: Draft,
-        fill: &mut dyn FnMut(usize, Option<&Path>) -> Result<(), Failed>,
-    ) -> Result<Vec<PathBuf>, Failed> {
+    /// Seals every output under its keys.
+    pub(crate) fn seal(&self, draft: Draft, fill: &mut Fill<'_>) -> Result<Vec<PathBuf>, Failed> {
         let seal = |number| self.seal_one(number, draft, fill);
         let places = (0..self.outputs.len()).map(seal).collect::<Result<_, _>>()?;
         self.store.sync()?;
@@ -115,7 +113,7 @@ impl<'a> Incoming<'a> {
         &self,
         number: usize,
         draft: Draft,
-        fill: &mut dyn FnMut(usize, Option<&Path>) -> Result<(), Failed>,
+        fill: &mut Fill<'_>,
     ) -> Result<PathBuf, Failed> {
         let (store, output) = (self.store, &self.outputs[number]);
         for key in &output.keys {
