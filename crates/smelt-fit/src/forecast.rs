@@ -9,10 +9,13 @@ use crate::settings::{FitSettings, Picked};
 
 /// The program itself, its tokenizer and what a chunk of a prompt takes.
 const PROGRAM_BYTES: u64 = 64 << 20;
-/// What decoding gets of what memory gives.  With the next one it was found by decoders of 0.1B to 2B.
+/// What decoding gets of what memory gives.  With the next three it was found by decoders of 0.1B to 2B, on 2 cores and on 16.
 const DECODING_SHARE: f64 = 0.9;
-/// Seconds that the cores wait for each other in a layer, for each token.
-const LAYER_S: f64 = 50e-6;
+/// Seconds that the cores wait for each other in a layer, for each token, and how much longer for each core.
+const LAYER_S: f64 = 40e-6;
+const LAYER_CORE_S: f64 = 2.5e-6;
+/// What attention does of products in the time of a hundred of a prompt's in f32: its numbers are read once.
+const ATTENTION_SHARE: f64 = 0.9;
 /// What a tower does of integer products in the time of a hundred of a prompt's, since its attention and norms are in f32.
 const TOWER_SHARE: f64 = 0.48;
 /// Words around a photograph.
@@ -134,11 +137,15 @@ fn by_rates(picked: &Picked<'_>, device: &DeviceProfile) -> Option<Speed> {
     let memory = device.memory_rate?;
     let (floats, integers) = (device.core_rate?, device.integer_rate?);
     let kv_bytes = picked.kv.map_or(0, |kv| kv.token_bytes() * prompt_tokens(picked));
+    let cores = device.cores.max(1) as f64;
     let decoding = |decoder: &DecoderOption| {
         let bytes = (decoder.step_bytes + kv_bytes) as f64;
-        1.0 / (bytes / (memory.per_second * DECODING_SHARE) + decoder.layers as f64 * LAYER_S)
+        let waiting = decoder.layers as f64 * (LAYER_S + cores * LAYER_CORE_S);
+        let products = decoder.attention_products as f64 * prompt_tokens(picked) as f64;
+        let sharing = cores.min(decoder.kv_heads.max(1) as f64);
+        let attending = products / (sharing * floats.per_second * ATTENTION_SHARE);
+        1.0 / (bytes / (memory.per_second * DECODING_SHARE) + waiting + attending)
     };
-    let cores = device.cores.max(1) as f64;
     let rate = |is_integer: bool| cores * if is_integer { integers } else { floats }.per_second;
     let seen = picked.tower.zip(picked.photograph).map(|(tower, photograph)| {
         let products = tower.patch_products as f64 * photograph.patches as f64;

@@ -42,6 +42,10 @@ pub struct DecoderOption {
     pub is_integer: bool,
     /// Layers, between which the device's cores wait for each other.
     pub layers: usize,
+    /// Multiplications of a token's queries and scores with each token before it.
+    pub attention_products: u64,
+    /// Heads of keys and values: so many cores share the attention of one token.
+    pub kv_heads: usize,
     /// Bytes of the quantised checkpoint; none where there is none.
     pub checkpoint_bytes: u64,
     /// The most that a stage holds that makes it.

@@ -1,6 +1,8 @@
 //! Finds the device that `fit` is for: this one, one that is known by name, or one whose files were captured.
 
+use std::fs;
 use std::num::NonZero;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::thread;
 
@@ -12,10 +14,12 @@ use smelt_watch::Machine;
 
 use crate::exit::Failed;
 
-/// What is read to measure memory: beyond the caches of most machines, and no load on a small board.
-const BUFFER_BYTES: usize = 128 << 20;
+/// What is read to measure memory: beyond the caches, and no load on a small board.
+const BUFFER_BYTES: RangeInclusive<usize> = 128 << 20..=1 << 30;
+/// Times the largest cache.
+const BUFFER_CACHES: usize = 2;
 /// Over two tenths of a second on most machines, since others take the bus for a while.
-const PASSES: usize = 16;
+const READ_BYTES: usize = 2 << 30;
 
 /// Whether this device's memory and cores are measured, which takes some tenths of a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +48,8 @@ fn this(measure: Measure) -> DeviceProfile {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let measured = |per_second| Rate { per_second, basis: RateBasis::Measured };
     let is_measured = measure == Measure::Rates;
-    let memory_rate = is_measured.then(|| bytes_a_second(cores, BUFFER_BYTES, PASSES));
+    let buffer = buffer_bytes(largest_cache(Path::new("/")).unwrap_or(0));
+    let memory_rate = is_measured.then(|| bytes_a_second(cores, buffer, READ_BYTES / buffer));
     // Cores slow each other, so all of them are measured together.
     let products = is_measured.then(|| ProductRates::measure(cores));
     let of_core = |rate: f64| measured(rate / cores as f64);
@@ -59,6 +64,21 @@ fn this(measure: Measure) -> DeviceProfile {
     }
 }
 
+/// What is read to measure memory behind a cache of so many bytes.
+fn buffer_bytes(cache_bytes: usize) -> usize {
+    cache_bytes.saturating_mul(BUFFER_CACHES).clamp(*BUFFER_BYTES.start(), *BUFFER_BYTES.end())
+}
+
+/// Bytes of the last cache of the first core, where the kernel tells them.
+fn largest_cache(root: &Path) -> Option<usize> {
+    let caches = root.join("sys/devices/system/cpu/cpu0/cache");
+    let size = |index: usize| {
+        let text = fs::read_to_string(caches.join(format!("index{index}/size"))).ok()?;
+        text.trim().strip_suffix('K')?.parse::<usize>().ok()?.checked_mul(1024)
+    };
+    (0..4).filter_map(size).max()
+}
+
 fn captured(root: &Path) -> Result<DeviceProfile, Failed> {
     let Outline { name, memory_bytes, swap_bytes, cores } = Outline::of(root);
     let Some(memory_bytes) = memory_bytes else {
@@ -69,4 +89,25 @@ fn captured(root: &Path) -> Result<DeviceProfile, Failed> {
     };
     let memory = [memory_bytes, swap_bytes.unwrap_or_default()];
     Ok(DeviceProfile::of_board(name.as_deref(), memory, cores))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_does_not_fit_the_largest_cache() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(largest_cache(root.path()), None);
+        for (index, size) in ["48K", "32K", "2048K", "307200K"].into_iter().enumerate() {
+            let cache = root.path().join(format!("sys/devices/system/cpu/cpu0/cache/index{index}"));
+            fs::create_dir_all(&cache).unwrap();
+            fs::write(cache.join("size"), format!("{size}\n")).unwrap();
+        }
+        let cache = largest_cache(root.path()).unwrap();
+        assert_eq!(cache, 300 << 20);
+        assert_eq!(buffer_bytes(cache), 600 << 20);
+        assert_eq!(buffer_bytes(0), 128 << 20);
+        assert_eq!(buffer_bytes(usize::MAX), 1 << 30);
+    }
 }

@@ -355,6 +355,8 @@ fn decoder(size: llm::LlmSize, scheme: String, method: Option<&'static str>) -> 
         prompt_products: size.prompt_products,
         is_integer,
         layers: size.layers,
+        attention_products: size.attention_products,
+        kv_heads: size.kv_heads,
         checkpoint_bytes: 0,
         building_bytes: building::STREAMING_BYTES,
     }

@@ -20,6 +20,10 @@ pub struct LlmSize {
     pub prompt_products: u64,
     /// Layers, between which the processor's cores wait for each other.
     pub layers: usize,
+    /// Multiplications of a token's queries and scores with each token before it.
+    pub attention_products: u64,
+    /// Heads of keys and values: so many cores share the attention of one token.
+    pub kv_heads: usize,
 }
 
 /// What an engine of `checkpoint` will take.
@@ -41,6 +45,8 @@ pub fn size(checkpoint: &Checkpoint) -> Result<LlmSize, CheckpointError> {
         step_bytes,
         prompt_products: (llm.layers * layer) as u64,
         layers: llm.layers,
+        attention_products: (llm.layers * 2 * llm.q_width()) as u64,
+        kv_heads: llm.kv_heads,
     })
 }
 

@@ -14,6 +14,8 @@ fn decoder(scheme: &str, mib: u64) -> DecoderOption {
         prompt_products: 1_300_000_000,
         is_integer: scheme != "none",
         layers: 28,
+        attention_products: 28 * 2 * 2048,
+        kv_heads: 8,
         checkpoint_bytes: mib * MIB,
         building_bytes: 512 * MIB,
     }
