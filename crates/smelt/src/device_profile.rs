@@ -20,6 +20,8 @@ const BUFFER_BYTES: RangeInclusive<usize> = 128 << 20..=1 << 30;
 const BUFFER_CACHES: usize = 2;
 /// Over two tenths of a second on most machines, since others take the bus for a while.
 const READ_BYTES: usize = 2 << 30;
+/// Large caches are of servers: of few passes over much memory none is as fast as those of an engine.
+const LEAST_PASSES: usize = 16;
 
 /// Whether this device's memory and cores are measured, which takes some tenths of a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +51,8 @@ fn this(measure: Measure) -> DeviceProfile {
     let measured = |per_second| Rate { per_second, basis: RateBasis::Measured };
     let is_measured = measure == Measure::Rates;
     let buffer = buffer_bytes(largest_cache(Path::new("/")).unwrap_or(0));
-    let memory_rate = is_measured.then(|| bytes_a_second(cores, buffer, READ_BYTES / buffer));
+    let passes = (READ_BYTES / buffer).max(LEAST_PASSES);
+    let memory_rate = is_measured.then(|| bytes_a_second(cores, buffer, passes));
     // Cores slow each other, so all of them are measured together.
     let products = is_measured.then(|| ProductRates::measure(cores));
     let of_core = |rate: f64| measured(rate / cores as f64);
