@@ -16,7 +16,7 @@
 
 use std::error::Error;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use smelt_engine::graph::{GraphEngine, Tensor};
@@ -32,8 +32,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Far more than the last cache of any processor this runs on.
 const BUFFER_BYTES: usize = 1 << 30;
-/// The buffer is read so often; the fastest pass counts, since noise only slows.
-const PASSES: usize = 5;
+/// The buffer is read for so long; the fastest pass counts, since noise only slows.
+const READ_TIME: Duration = Duration::from_millis(500);
 /// Tokens of the warm-up: one chunk of a prompt and a few steps.
 const WARM_PROMPT: usize = 16;
 const WARM_STEPS: usize = 4;
@@ -81,7 +81,7 @@ fn main() -> Result<()> {
 
 /// Each thread sums its part of a buffer, all at once, a few times.
 fn bandwidth(threads: usize) -> Value {
-    json!({ "bytes_per_s": bytes_a_second(threads, BUFFER_BYTES, PASSES) })
+    json!({ "bytes_per_s": bytes_a_second(threads, BUFFER_BYTES, READ_TIME) })
 }
 
 /// One measured run of a decoder.

@@ -6,7 +6,7 @@
 
 use std::hint::black_box;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pulp::bytemuck::cast_slice;
 use pulp::{Arch, Simd, WithSimd};
@@ -16,6 +16,9 @@ use crate::quantize::{BUDGET_MAX, CLIPS, EXPONENTS, HELD_EVERY, Method, SAMPLE_R
 
 /// What a product in f64 costs, in products of f32.
 const F64: f64 = 5.0;
+
+/// Passes over memory that are timed at least.
+const PASSES_MIN: usize = 3;
 
 /// An input of a layer's linears: channels, and the rows of each weight that takes it.
 struct Input {
@@ -99,24 +102,31 @@ pub fn products_a_second() -> f64 {
     }
 }
 
-/// How many bytes this machine reads from its memory in a second, by so many threads, each its own part of a buffer of
-/// `buffer_bytes`: the fastest of some passes, since noise only slows and the first one waits for the kernel's pages.
+/// How many bytes this machine reads from its memory in a second, by so many threads, each its own part of `buffer_bytes`: the
+/// fastest of the passes that `enough` is time for, and of three, since noise only slows.
 ///
 /// Every token of an answer reads all weights once, so this is what bounds how fast a model answers.
-pub fn bytes_a_second(threads: usize, buffer_bytes: usize, passes: usize) -> f64 {
-    let buffer = vec![1u64; buffer_bytes / size_of::<u64>()];
-    let part = buffer.len().div_ceil(threads.max(1));
+pub fn bytes_a_second(threads: usize, buffer_bytes: usize, enough: Duration) -> f64 {
+    let threads = threads.max(1);
+    let part = buffer_bytes / size_of::<u64>() / threads;
+    // The kernel takes longer to give memory than it takes to read it, so each thread has its own part given.
+    let parts: Vec<Vec<u64>> = thread::scope(|scope| {
+        let given: Vec<_> = (0..threads).map(|_| scope.spawn(|| vec![1u64; part])).collect();
+        given.into_iter().map(|part| part.join().expect("numbers are written")).collect()
+    });
+    let begin = Instant::now();
     let pass = |_| {
         let begin = Instant::now();
         thread::scope(|scope| {
-            for numbers in buffer.chunks(part) {
+            for numbers in &parts {
                 scope.spawn(move || black_box(sum(black_box(numbers))));
             }
         });
         begin.elapsed().as_secs_f64()
     };
-    let fastest = (0..passes).map(pass).fold(f64::INFINITY, f64::min);
-    buffer_bytes as f64 / fastest
+    let goes_on = |pass: &usize| *pass < PASSES_MIN || begin.elapsed() < enough;
+    let fastest = (0..).take_while(goes_on).map(pass).fold(f64::INFINITY, f64::min);
+    (part * threads * size_of::<u64>()) as f64 / fastest
 }
 
 /// A sum by the widest vectors, in eight of them, so that the loads wait for memory and never for each other.
@@ -175,6 +185,9 @@ mod tests {
             let numbers: Vec<u64> = (0..count).collect();
             assert_eq!(sum(&numbers), numbers.iter().sum::<u64>(), "{count}");
         }
-        assert!(bytes_a_second(2, 128 << 20, 3) > 1e7, "no machine of today is slower than a disk");
+        assert!(
+            bytes_a_second(2, 128 << 20, Duration::ZERO) > 1e7,
+            "no machine of today is slower than a disk"
+        );
     }
 }

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::num::NonZero;
-use std::ops::RangeInclusive;
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use smelt_doctor::Outline;
 use smelt_engine::tactics::ProductRates;
@@ -15,24 +15,17 @@ use smelt_watch::Machine;
 use crate::exit::Failed;
 
 /// What is read to measure memory: beyond the caches, and no load on a small board.
-const BUFFER_BYTES: RangeInclusive<usize> = 128 << 20..=1 << 30;
+const BUFFER_BYTES_MIN: usize = 128 << 20;
+/// For each core: what is given to a few cores of a large machine takes longer than all else that `fit` does.
+const BUFFER_CORE_BYTES_MAX: usize = 128 << 20;
 /// Times the largest cache.
 const BUFFER_CACHES: usize = 2;
-/// Over two tenths of a second on most machines, since others take the bus for a while.
-const READ_BYTES: usize = 2 << 30;
-/// Large caches are of servers: of few passes over much memory none is as fast as those of an engine.
-const LEAST_PASSES: usize = 16;
-
-/// Whether this device's memory and cores are measured, which takes some tenths of a second.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Measure {
-    Rates,
-    Nothing,
-}
+/// Others take the bus for a while.
+const READ_TIME: Duration = Duration::from_millis(200);
 
 /// The device that `word` names; this one where there is no word.
-pub(crate) fn find(word: Option<&str>, measure: Measure) -> Result<DeviceProfile, Failed> {
-    let Some(word) = word else { return Ok(this(measure)) };
+pub(crate) fn find(word: Option<&str>) -> Result<DeviceProfile, Failed> {
+    let Some(word) = word else { return Ok(this()) };
     let path = Path::new(word);
     match DeviceProfile::named(word) {
         Some(device) => Ok(device),
@@ -45,31 +38,36 @@ pub(crate) fn find(word: Option<&str>, measure: Measure) -> Result<DeviceProfile
 }
 
 /// This device, as the control groups above us let it be seen.
-fn this(measure: Measure) -> DeviceProfile {
+fn this() -> DeviceProfile {
     let machine = Machine::left_to_us(Path::new("/"));
-    let cores = thread::available_parallelism().map_or(1, NonZero::get);
-    let measured = |per_second| Rate { per_second, basis: RateBasis::Measured };
-    let is_measured = measure == Measure::Rates;
-    let buffer = buffer_bytes(largest_cache(Path::new("/")).unwrap_or(0));
-    let passes = (READ_BYTES / buffer).max(LEAST_PASSES);
-    let memory_rate = is_measured.then(|| bytes_a_second(cores, buffer, passes));
-    // Cores slow each other, so all of them are measured together.
-    let products = is_measured.then(|| ProductRates::measure(cores));
-    let of_core = |rate: f64| measured(rate / cores as f64);
     DeviceProfile {
         name: Outline::of(Path::new("/")).name.unwrap_or_else(|| "this device".to_owned()),
         memory_bytes: machine.mem_total_bytes.unwrap_or_default(),
         swap_bytes: machine.swap_total_bytes.unwrap_or_default(),
-        cores,
-        memory_rate: memory_rate.map(measured),
-        core_rate: products.map(|products| of_core(products.floats)),
-        integer_rate: products.map(|products| of_core(products.integers)),
+        cores: thread::available_parallelism().map_or(1, NonZero::get),
+        memory_rate: None,
+        core_rate: None,
+        integer_rate: None,
     }
 }
 
-/// What is read to measure memory behind a cache of so many bytes.
-fn buffer_bytes(cache_bytes: usize) -> usize {
-    cache_bytes.saturating_mul(BUFFER_CACHES).clamp(*BUFFER_BYTES.start(), *BUFFER_BYTES.end())
+/// This device with what its memory and its cores do, measured in some tenths of a second.
+pub(crate) fn measured(this: DeviceProfile) -> DeviceProfile {
+    let cores = this.cores;
+    let buffer = buffer_bytes(largest_cache(Path::new("/")).unwrap_or(0), cores);
+    let rate = |per_second| Some(Rate { per_second, basis: RateBasis::Measured });
+    let memory_rate = rate(bytes_a_second(cores, buffer, READ_TIME));
+    // Cores slow each other, so all of them are measured together.
+    let products = ProductRates::measure(cores);
+    let of_core = |of_all: f64| rate(of_all / cores as f64);
+    let [core_rate, integer_rate] = [products.floats, products.integers].map(of_core);
+    DeviceProfile { memory_rate, core_rate, integer_rate, ..this }
+}
+
+/// What so many cores read to measure memory behind a cache of so many bytes.
+fn buffer_bytes(cache_bytes: usize, cores: usize) -> usize {
+    let most = cores.saturating_mul(BUFFER_CORE_BYTES_MAX).max(BUFFER_BYTES_MIN);
+    cache_bytes.saturating_mul(BUFFER_CACHES).clamp(BUFFER_BYTES_MIN, most)
 }
 
 /// Bytes of the last cache of the first core, where the kernel tells them.
@@ -109,8 +107,12 @@ mod tests {
         }
         let cache = largest_cache(root.path()).unwrap();
         assert_eq!(cache, 300 << 20);
-        assert_eq!(buffer_bytes(cache), 600 << 20);
-        assert_eq!(buffer_bytes(0), 128 << 20);
-        assert_eq!(buffer_bytes(usize::MAX), 1 << 30);
+        assert_eq!(buffer_bytes(cache, 16), 600 << 20);
+        assert_eq!(
+            buffer_bytes(cache, 2),
+            256 << 20,
+            "of a large machine's cache two cores have a part"
+        );
+        assert_eq!(buffer_bytes(0, 0), 128 << 20);
     }
 }

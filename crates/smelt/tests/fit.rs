@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -245,8 +245,9 @@ fn a_checkpoint_s_directory_is_fitted_and_written_with_its_place() {
 #[test]
 fn fit_takes_no_second() {
     let world = World::new("");
-    let begin = Instant::now();
-    assert_eq!(world.smelt(&["fit", "synthetic:qwen2_5_vl-3b"]).code, Some(0));
-    // The machine may be busy; alone it takes about 0.2 s.
-    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    let (ended, used) = world.measured(&["fit", "synthetic:qwen2_5_vl-3b"]);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    // Of two processors, which are busy with other tests and unoptimised here.
+    let processors = used.utime + used.stime;
+    assert!(processors < Duration::from_secs(3), "{processors:?}");
 }

@@ -76,7 +76,8 @@ impl Victim {
     #[track_caller]
     fn refusal(&self, arguments: &[&str], what: &str) -> String {
         let before = self.names();
-        let (ended, resident) = self.world.measured(arguments);
+        let (ended, used) = self.world.measured(arguments);
+        let resident = used.maxrss;
         assert_eq!(ended.code, Some(4), "{what}: {arguments:?}: {}", ended.stderr);
         let lines: Vec<&str> = ended.stderr.lines().collect();
         let last = lines.last().unwrap().to_string();
@@ -401,7 +402,7 @@ fn check_words(what: &str, name: &str, text: &str, words: &str) {
     assert!(own[0].len() < 600, "{what}: {}", own[0]);
     let out = world.smelt(&["out", "p.toml", "deployment"]);
     assert_ne!(out.code, Some(0), "{what}: it is sealed");
-    let resident = planning.max(running);
+    let resident = planning.maxrss.max(running.maxrss);
     assert!(resident < RESIDENT_BYTES_MAX, "{what}: {resident} bytes");
 }
 

@@ -264,7 +264,6 @@ fn many_small_bodies_at_once_fill_no_small_machine() {
     // Of fewer, those of one address that are slow to say what they want would give way to others.
     let server = small_server(machine.as_ref(), &["--max-connections", "1024"]);
     for shape in small_hostile() {
-        // A hundred wait for twelve seconds at most where two cores are busy; a server lets nobody wait for a minute.
         ask_at_once(&server, 100, shape.path, &shape.body(), &[200, 400, 404, 429]);
         let peak = server.kib("VmHWM") / 1024;
         assert!(peak < CAP_MIB, "{peak} MiB {}", shape.path);

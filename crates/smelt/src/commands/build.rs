@@ -19,7 +19,7 @@ use super::run::{self, Start};
 use super::target::Extent;
 use crate::config;
 use crate::console::{tell, warn};
-use crate::device_profile::{self, Measure};
+use crate::device_profile;
 use crate::draft;
 use crate::draft::Shape;
 use crate::exit::{Exit, Failed};
@@ -187,7 +187,7 @@ fn line_of(source: &ModelSource, headers: &Headers, pipeline: &Pipeline) -> Opti
         }),
         memory_bytes: said(pipeline, Kind::Deployment, "memory").and_then(|it| it.parse().ok()),
     };
-    let device = device_profile::find(None, Measure::Nothing).ok()?;
+    let device = device_profile::find(None).ok()?;
     table(&facts, &device, &wanted, &[]).lines.into_iter().next()
 }
 

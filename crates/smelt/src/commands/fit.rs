@@ -9,7 +9,7 @@ use smelt_hub::Address;
 use smelt_model::quantize::Scheme;
 
 use crate::console::{answer, tell};
-use crate::device_profile::{self, Measure};
+use crate::device_profile;
 use crate::exit::{Exit, Failed};
 use crate::flags::{FitFlags, OverruleFlags};
 use crate::model_facts::Headers;
@@ -30,10 +30,13 @@ pub(crate) fn run(flags: &FitFlags) -> Result<Exit, Failed> {
     if let ModelSource::Package(choice) = &source {
         return packaged(choice.model, flags.json);
     }
-    let device = device_profile::find(flags.device.as_deref(), Measure::Rates)?;
-    // Of another device nothing was measured here.
-    let history = if flags.device.is_none() { speeds::read() } else { Vec::new() };
-    let weighed = weigh(source, &flags.overrule, device, &history)?;
+    let device = device_profile::find(flags.device.as_deref())?;
+    // Of another device nothing is measured here.
+    let weighed = if flags.device.is_none() {
+        weigh(source, &flags.overrule, || device_profile::measured(device), &speeds::read())
+    } else {
+        weigh(source, &flags.overrule, || device, &[])
+    }?;
     if flags.json {
         answer(format_args!("{}\n", weighed.as_json()))?;
     } else {
@@ -65,11 +68,11 @@ pub(super) fn source(text: &str) -> Result<ModelSource, Failed> {
     }
 }
 
-/// Weighs the choices of a model that are left open.
+/// Weighs the choices of a model that are left open, on a device that is asked for when the model is known.
 pub(super) fn weigh(
     source: ModelSource,
     overrule: &OverruleFlags,
-    device: DeviceProfile,
+    device: impl FnOnce() -> DeviceProfile,
     history: &[MeasuredAnswer],
 ) -> Result<Weighed, Failed> {
     let headers = Headers::of(&source)?;
@@ -82,6 +85,7 @@ pub(super) fn weigh(
     }
     let facts = headers.facts(&source.word(), wants)?;
     check_context(&facts, wanted.context)?;
+    let device = device();
     let table = table(&facts, &device, &wanted, history);
     Ok(Weighed { source, headers, facts, device, table })
 }
@@ -360,7 +364,7 @@ mod tests {
 
     fn weighed(text: &str, device: &str, overrule: &OverruleFlags) -> Weighed {
         let device = DeviceProfile::named(device).unwrap();
-        weigh(source(text).unwrap(), overrule, device, &[]).unwrap()
+        weigh(source(text).unwrap(), overrule, || device, &[]).unwrap()
     }
 
     #[test]

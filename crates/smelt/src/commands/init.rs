@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::fit::{self, Weighed};
 use crate::console::{answer, tell};
-use crate::device_profile::{self, Measure};
+use crate::device_profile;
 use crate::draft::{self, Draft};
 use crate::exit::{Exit, Failed};
 use crate::flags::{InitFlags, OverruleFlags};
@@ -47,8 +47,8 @@ pub(super) fn drafted(
     if let ModelSource::Package(choice) = source {
         return packaged(choice, overrule).map(|text| (text, None));
     }
-    let device = device_profile::find(device, Measure::Nothing)?;
-    let weighed = fit::weigh(source, overrule, device, &[])?;
+    let device = device_profile::find(device)?;
+    let weighed = fit::weigh(source, overrule, || device, &[])?;
     if !weighed.table.is_advised {
         return Err(does_not_fit(&weighed));
     }

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use wait4::Wait4 as _;
+use wait4::{ResourceUsage, Wait4 as _};
 
 /// Long enough for the slowest machine; a test that waits this long has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -77,8 +77,8 @@ impl World {
         ended(&mut self.command(arguments))
     }
 
-    /// The same, and the resident bytes that the largest of its processes held.
-    pub(crate) fn measured(&self, arguments: &[&str]) -> (Ended, u64) {
+    /// The same, with what its processes took: seconds of processors, and the resident bytes of the largest.
+    pub(crate) fn measured(&self, arguments: &[&str]) -> (Ended, ResourceUsage) {
         let [mut out, mut err] = [(); 2].map(|()| tempfile::tempfile().unwrap());
         let mut command = self.command(arguments);
         command.stdout(out.try_clone().unwrap()).stderr(err.try_clone().unwrap());
@@ -89,7 +89,7 @@ impl World {
         };
         let ended =
             Ended { code: used.status.code(), stdout: text(&mut out), stderr: text(&mut err) };
-        (ended, used.rusage.maxrss)
+        (ended, used.rusage)
     }
 
     /// `run`, which must end well.

@@ -22,6 +22,9 @@ pub(crate) static BUILT: LazyLock<World> = LazyLock::new(|| {
     world
 });
 
+/// How long a test waits for an answer: unoptimised servers of several tests share two cores.
+const PATIENCE: Duration = Duration::from_secs(240);
+
 pub(crate) struct Server {
     pub(crate) child: Child,
     pub(crate) addr: String,
@@ -71,7 +74,7 @@ impl Server {
 
     pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.addr).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
 
