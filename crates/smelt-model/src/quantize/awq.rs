@@ -53,14 +53,15 @@ impl Search {
         costs: &mut [f64; EXPONENTS],
     ) -> Result<(), usize> {
         let width = self.candidates[0].len();
-        let (mut scaled, mut out) = (vec![0.0; width], Rounded::default());
+        let (mut scaled, mut rounded) = (vec![0.0; width], vec![0.0; width]);
+        let mut out = Rounded::default();
         for (n, row) in rows.chunks(width).enumerate() {
             let all = self.candidates.iter().zip(&self.importance).zip(&mut *costs);
             for ((scales, importance), cost) in all {
                 scaled.iter_mut().zip(row).zip(scales).for_each(|((out, w), s)| *out = w * s);
                 out.clear();
                 rounder.rows(&scaled, width, None, &mut out).map_err(|_| n)?;
-                let rounded = out.restore(rounder.grid, width);
+                out.restore(rounder.grid, &mut rounded);
                 let error = scaled.iter().zip(&rounded).zip(importance);
                 *cost += error.map(|((w, r), i)| f64::from((w - r) * (w - r) * i)).sum::<f64>();
             }

@@ -245,11 +245,11 @@ impl Trial {
 
     fn weighted(&self, rows: &[f32], rounder: Rounder) -> Result<Vec<f32>, usize> {
         let width = self.importance.len();
-        let (mut values, mut one) = (Vec::with_capacity(rows.len()), Rounded::default());
-        for (n, row) in rows.chunks(width).enumerate() {
+        let (mut values, mut one) = (vec![0.0; rows.len()], Rounded::default());
+        for (n, (row, values)) in rows.chunks(width).zip(values.chunks_mut(width)).enumerate() {
             one.clear();
             rounder.rows(row, width, Some(&self.importance), &mut one).map_err(|_| n)?;
-            values.extend(one.restore(rounder.grid, width));
+            one.restore(rounder.grid, values);
         }
         Ok(values)
     }
@@ -372,7 +372,9 @@ mod tests {
             let mut one =
                 Rounded { quants: out.quants[n * 48..][..48].to_vec(), ..Default::default() };
             one.scales = out.scales[n * 6..][..6].to_vec();
-            assert_eq!(one.restore(grid, width), values);
+            let mut restored = vec![0.0; width];
+            one.restore(grid, &mut restored);
+            assert_eq!(restored, values);
         }
     }
 }

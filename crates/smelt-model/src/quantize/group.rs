@@ -161,24 +161,28 @@ impl Rounded {
         self.zeros.extend_from_slice(&next.zeros);
     }
 
-    /// What the bytes of the one row here, `width` inputs wide, stand for.
-    pub(super) fn restore(&self, grid: IntGrid, width: usize) -> Vec<f32> {
-        let group = grid.group.unwrap_or(width);
-        let scale = |index: usize| match grid.group {
-            None => f32::from_le_bytes(self.scales.as_chunks().0[index]),
-            Some(_) => f16::from_le_bytes(self.scales.as_chunks().0[index]).to_f32(),
-        };
-        let value = |column: usize| {
-            let quant = if grid.bits == 4 {
-                let byte = self.quants[column / 2];
-                let quant = if column.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
-                i16::from(quant) - self.zeros.get(column / group).map_or(8, |zero| i16::from(*zero))
-            } else {
-                i16::from(self.quants[column].cast_signed())
+    /// Writes what the bytes of the one row here stand for.
+    pub(super) fn restore(&self, grid: IntGrid, values: &mut [f32]) {
+        let group = grid.group.unwrap_or(values.len());
+        for (index, values) in values.chunks_mut(group).enumerate() {
+            let scale = match grid.group {
+                None => f32::from_le_bytes(self.scales.as_chunks().0[index]),
+                Some(_) => f16::from_le_bytes(self.scales.as_chunks().0[index]).to_f32(),
             };
-            f32::from(quant) * scale(column / group)
-        };
-        (0..width).map(value).collect()
+            if grid.bits == 4 {
+                let zero = self.zeros.get(index).map_or(8, |zero| i16::from(*zero));
+                let value = |quant: u8| f32::from(i16::from(quant) - zero) * scale;
+                // Groups begin at whole bytes.
+                for (pair, byte) in values.chunks_mut(2).zip(&self.quants[index * group / 2..]) {
+                    let halves = [value(byte & 15), value(byte >> 4)];
+                    pair.copy_from_slice(&halves[..pair.len()]);
+                }
+            } else {
+                for (value, quant) in values.iter_mut().zip(&self.quants[index * group..]) {
+                    *value = f32::from(quant.cast_signed()) * scale;
+                }
+            }
+        }
     }
 }
 
@@ -478,7 +482,8 @@ mod tests {
                 let sums = rounder.rows(&values, width, None, &mut row).unwrap();
                 assert_eq!(row.quants.len(), rounder.grid.row_bytes(width));
                 let group = rounder.grid.group.unwrap_or(width);
-                let restored = row.restore(rounder.grid, width);
+                let mut restored = vec![0.0; width];
+                row.restore(rounder.grid, &mut restored);
                 for (index, (values, restored)) in
                     values.chunks(group).zip(restored.chunks(group)).enumerate()
                 {

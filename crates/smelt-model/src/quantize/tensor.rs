@@ -198,7 +198,7 @@ impl Scratch {
         (change, importance): (&Change, Option<&[f32]>),
     ) -> Result<Sums, usize> {
         let mut sums = Sums::default();
-        let mut one = Rounded::default();
+        let (mut one, mut restored) = (Rounded::default(), vec![0.0; width]);
         for (n, row) in self.values.chunks(width).enumerate() {
             self.changed.clear();
             self.changed.extend_from_slice(row);
@@ -206,7 +206,7 @@ impl Scratch {
             one.clear();
             rounder.rows(&self.changed, width, importance, &mut one).map_err(|_| n)?;
             self.rounded.append(&one);
-            let mut restored = one.restore(rounder.grid, width);
+            one.restore(rounder.grid, &mut restored);
             change.undo(first + n, &mut restored);
             let mut cost = RowSums::default();
             cost.add_row(row, &restored);
