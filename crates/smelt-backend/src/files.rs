@@ -46,16 +46,28 @@ pub fn open(path: &Path, said: u64) -> Result<File, OpenError> {
 
 /// Reads the `bytes` of a file and compares their sha256 with what `engine.json` says; `told` hears of each piece's bytes.
 ///
-/// They are read, and not looked at where they are mapped: pages of weights that no answer needs would stay in memory.
-///
 /// # Errors
 /// When it cannot be read, or [`OpenError::Damaged`] where it has another.
 pub fn check_all(
     path: &Path,
-    (file, bytes): (&File, u64),
+    file: (&File, u64),
     said: &str,
     told: &mut dyn FnMut(u64),
 ) -> Result<(), OpenError> {
+    compare(path, &sha256(path, file, told)?, said)
+}
+
+/// Reads the `bytes` of a file; `told` hears of each piece's.
+///
+/// They are read, and not looked at where they are mapped: pages of weights that no answer needs would stay in memory.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn sha256(
+    path: &Path,
+    (file, bytes): (&File, u64),
+    told: &mut dyn FnMut(u64),
+) -> Result<String, OpenError> {
     let read = |source| OpenError::Read { path: path.to_owned(), source };
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; HASH_BYTES]);
     for at in (0..bytes).step_by(HASH_BYTES) {
@@ -64,7 +76,7 @@ pub fn check_all(
         hash.update(&*piece);
         told(piece.len() as u64);
     }
-    check_sha256(path, &hash.finalize(), said)
+    Ok(hex(&hash.finalize()))
 }
 
 /// Whether a file has the sha256 that `engine.json` says.
@@ -72,7 +84,10 @@ pub fn check_all(
 /// # Errors
 /// [`OpenError::Damaged`] where it has another.
 pub fn check_sha256(path: &Path, found: &[u8], said: &str) -> Result<(), OpenError> {
-    let found = hex(found);
+    compare(path, &hex(found), said)
+}
+
+fn compare(path: &Path, found: &str, said: &str) -> Result<(), OpenError> {
     if found == said {
         return Ok(());
     }

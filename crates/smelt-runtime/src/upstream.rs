@@ -1,11 +1,16 @@
 //! Deployments that another program's server answers: what one says, and how its server is started.
 //!
-//! The engine is whatever the server reads.  Nothing of it is opened here.
+//! The engine is whatever the server reads: its files are known by their digests, and nothing of what is in them.
+
+mod engine_file;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use smelt_backend::OpenError;
+
+pub use engine_file::EngineFile;
 
 use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, FORMAT, write_files};
 use crate::embed::{family, read_json};
@@ -78,6 +83,9 @@ pub struct Spec {
     pub start_s: u64,
     /// Bytes that it may hold, all of its processes.
     pub memory_bytes_max: Option<u64>,
+    /// The engine's files; none of a deployment that was made before they were written down.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<EngineFile>,
 }
 
 impl Spec {
@@ -110,7 +118,7 @@ impl Spec {
     /// What is wrong with the values, if anything.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
-        let Self { format, engine, server, health, slots, fields, start_s, .. } = self;
+        let Self { format, engine, server, health, slots, fields, start_s, files, .. } = self;
         let has = |what: &str| server.iter().any(|word| word.contains(what));
         let unknown = || fields.iter().find(|field| !CHANGING.contains(&field.as_str()));
         if *format != FORMAT {
@@ -132,6 +140,8 @@ impl Spec {
             Some(format!("slots is {slots}, not between 1 and {SLOTS_MAX}"))
         } else if !(1..=START_S_MAX).contains(start_s) {
             Some(format!("start_s is {start_s}, not between 1 and {START_S_MAX}"))
+        } else if !files.iter().all(EngineFile::is_below) {
+            Some("files: one is not below the engine's directory".to_owned())
         } else {
             unknown().map(|field| format!("fields: {field:?} is none of {}", CHANGING.join(", ")))
         }
@@ -141,6 +151,14 @@ impl Spec {
     #[must_use]
     pub fn engine_dir(&self, dir: &Path) -> PathBuf {
         dir.join(&self.engine)
+    }
+
+    /// Compares the engine's files in `engine` with what they were; `told` hears of each piece's bytes.
+    ///
+    /// # Errors
+    /// The first that cannot be read or is another.
+    pub fn verify_files(&self, engine: &Path, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+        self.files.iter().try_for_each(|file| file.verify(engine, told))
     }
 
     /// The server's program and words, for an engine in `engine` and a port.
@@ -176,6 +194,7 @@ mod tests {
             fields: ["tools".to_owned()].into(),
             start_s: 60,
             memory_bytes_max: None,
+            files: vec![],
         }
     }
 

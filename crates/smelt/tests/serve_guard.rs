@@ -228,7 +228,7 @@ fn small_server(machine: Option<&Machine>, more: &[&str]) -> Server {
     server
 }
 
-/// Asks so often at once; each is told one of `statuses`.
+/// Asks so often at once; each is told one of `statuses`, but for those that a busy machine turns away.
 #[track_caller]
 fn ask_at_once(server: &Server, count: usize, path: &str, body: &[u8], statuses: &[u16]) {
     let told: Vec<u16> = thread::scope(|scope| {
@@ -237,7 +237,10 @@ fn ask_at_once(server: &Server, count: usize, path: &str, body: &[u8], statuses:
         asked.into_iter().map(|asked| asked.join().unwrap()).collect()
     });
     let begin = String::from_utf8_lossy(&body[..body.len().min(100)]);
-    assert!(told.iter().all(|status| statuses.contains(status)), "{told:?} {path} {begin}");
+    let (answered, others): (Vec<u16>, _) =
+        told.iter().copied().partition(|told| statuses.contains(told));
+    assert!(others.iter().all(|status| *status == 429), "{told:?} {path} {begin}");
+    assert!(!answered.is_empty(), "{told:?} {path} {begin}");
 }
 
 /// Bodies of 61 KiB that become the most, in the fields of most kinds.
@@ -264,7 +267,7 @@ fn many_small_bodies_at_once_fill_no_small_machine() {
     // Of fewer, those of one address that are slow to say what they want would give way to others.
     let server = small_server(machine.as_ref(), &["--max-connections", "1024"]);
     for shape in small_hostile() {
-        ask_at_once(&server, 100, shape.path, &shape.body(), &[200, 400, 404, 429]);
+        ask_at_once(&server, 100, shape.path, &shape.body(), &[200, 400, 404]);
         let peak = server.kib("VmHWM") / 1024;
         assert!(peak < CAP_MIB, "{peak} MiB {}", shape.path);
         server.assert_answers();
@@ -301,7 +304,7 @@ fn memory_comes_back_behind_small_bodies() {
     shapes.push(Shape { bytes: 2 << 10, ..form });
     for shape in shapes {
         for _ in 0..ROUNDS {
-            ask_at_once(&server, 16, shape.path, &shape.body(), &[200, 400, 404, 429]);
+            ask_at_once(&server, 16, shape.path, &shape.body(), &[200, 400, 404]);
         }
         // Four MiB are for ends of what many threads have.
         let is_back = until(|| resident() <= before * 11 / 10 + 4);

@@ -84,6 +84,7 @@ fn a_strangers_directory_starts_no_program_unasked() {
     let touch = format!("touch {}", seen.display());
     spec["server"] = json!(["sh", "-c", touch, "{port}"]);
     spec["engine"] = json!(".");
+    spec.as_object_mut().unwrap().remove("files").unwrap();
     fs::write(dir.join("deployment.json"), spec.to_string()).unwrap();
     let refused = world.smelt(&["serve", "unpacked", "--addr", "127.0.0.1:0"]);
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
@@ -220,6 +221,21 @@ fn what_is_not_fit_is_not_sealed() {
     let world = self::world("well", "fields = [\"wings\"]");
     let told = world.smelt(&["plan", "p.toml"]).stdout;
     assert!(told.contains("\"wings\" is none of"), "told before anything is built: {told}");
+}
+
+#[test]
+fn an_engine_that_lost_a_bit_is_not_served() {
+    let world = world("well", "");
+    world.run(&[]);
+    let deployment = world.out("deployment").display().to_string();
+    let weights = world.out("engine").join("engine.bin");
+    fs::set_permissions(&weights, Permissions::from_mode(0o644)).unwrap();
+    fs::write(&weights, "weightz\n").unwrap();
+    let serve = ["serve", &deployment, "--allow-program", "--addr", "127.0.0.1:0"];
+    let Ended { code, stderr, .. } = world.smelt(&serve);
+    assert_eq!(code, Some(1), "{stderr}");
+    assert!(stderr.contains("engine.bin is damaged: it has 8 bytes of sha256"), "{stderr}");
+    world.assert_nothing_runs();
 }
 
 #[test]

@@ -176,6 +176,14 @@ pub(super) fn cross_encoder(dir: &Path, loading: &mut Loading<'_>) -> Result<Cro
     Ok(encoder)
 }
 
+/// Reads what the deployment in `dir` says of another program's server, and compares what that will read in the same way.
+pub(super) fn relay(dir: &Path, loading: &mut Loading<'_>) -> Result<upstream::Spec, Failed> {
+    let spec = upstream::Spec::read(dir)?;
+    let engine = spec.engine_dir(dir);
+    compare(dir, loading, |told| spec.verify_files(&engine, told))?;
+    Ok(spec)
+}
+
 /// Has the deployment in `dir` loaded, and shows how far that is.
 pub(super) fn shown<T>(
     dir: &Path,

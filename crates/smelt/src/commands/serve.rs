@@ -351,7 +351,7 @@ impl Load {
         let loading = &mut Loading::new(open::bytes(dir), &mut say);
         let Heading { does, serving, .. } = open::heading(dir)?;
         if does == Does::Relays {
-            let spec = upstream::Spec::read(dir).map_err(Failed::from)?;
+            let spec = open::relay(dir, loading)?;
             let engine = spec.engine_dir(dir);
             let launch = launch(spec, engine, self.limits.queue_max);
             let started = Upstream::start(launch, &mut |line| loading.runs(0.0, line));

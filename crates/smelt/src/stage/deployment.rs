@@ -173,7 +173,12 @@ fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
 /// What another program's server answers: it is started, must be well in its time, and answers something short.
 fn relay(request: &Request, engine: &Path) -> Result<(), Failed> {
     let engine_name = format!("../{}", spec::sealed_name(engine)?);
-    let spec = server_spec(request.typed()?, engine_name);
+    let mut spec = server_spec(request.typed()?, engine_name);
+    let mut told = say;
+    let mut loading = Loading::new(integrity::bytes(&[engine.to_owned()]), &mut told);
+    loading.compares();
+    let files = server::EngineFile::all(engine, &mut |bytes| loading.has_read(bytes));
+    spec.files = files.map_err(Failed::invalid)?;
     spec.write(&request.out).map_err(|why| Failed::new(Exit::BadPipeline, why))?;
     let launch = upstream::launch(spec, engine.to_owned(), 0);
     let started = Upstream::start(launch, &mut say).map_err(Failed::invalid)?;
@@ -253,6 +258,7 @@ pub(super) fn server_spec(params: Params, engine: String) -> server::Spec {
         fields: fields.into_iter().collect(),
         start_s: start_seconds.unwrap_or(START_S_USUAL),
         memory_bytes_max: memory,
+        files: Vec::new(),
     }
 }
 
