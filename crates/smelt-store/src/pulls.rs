@@ -1,15 +1,36 @@
 //! Keeps what was fetched of an output until all of it is there, whoever was killed meanwhile.
 
-use std::fs::File;
-use std::path::PathBuf;
+use std::fs::{self, DirEntry, File};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::digest::Digest;
-use crate::disk::{DiskError, fault, make_dir, remove_tree};
-use crate::layout::names;
+use crate::disk::{fault, make_dir, present, remove_tree};
+use crate::layout::{Layout, names};
 use crate::store::{Store, StoreError};
 
+/// Ends the name of what [`Store::pull_log`] gives.
+const PLACES: &str = ".places";
+
 impl Store {
+    /// Beside the directory of [`Store::pull_dir`], where whoever fetches notes what has come, for those who serve it.
+    pub fn pull_log(&self, key: &Digest) -> PathBuf {
+        self.layout().pulls().join(format!("{key}{PLACES}"))
+    }
+
+    /// The pulls of the store in `root` that are noted so: their logs, and their directories.  Nobody has to open it for that.
+    pub fn pull_logs(root: &Path) -> Vec<(PathBuf, PathBuf)> {
+        let pulls = Layout::new(root.to_owned()).pulls();
+        let one = |entry: DirEntry| {
+            let name = entry.file_name();
+            let key: Digest = name.to_str()?.strip_suffix(PLACES)?.parse().ok()?;
+            Some((entry.path(), pulls.join(key.to_string())))
+        };
+        // Without the folder there is none.
+        let entries = fs::read_dir(&pulls).into_iter().flatten().flatten();
+        entries.filter_map(one).collect()
+    }
+
     /// Where the output of a key is fetched to; what an earlier call left there stays.  Whoever writes there holds the key's
     /// lock ([`Store::try_lock_key`]), and seals the directory in the end.
     ///
@@ -52,13 +73,14 @@ impl Store {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let since = i64::try_from(now.saturating_sub(age).as_nanos()).unwrap_or(i64::MAX);
         for name in names(disk, &pulls)? {
-            let Ok(key) = name.parse::<Digest>() else { continue };
+            let Ok(key) = name.trim_end_matches(PLACES).parse::<Digest>() else { continue };
             let Some(_lock) = self.try_lock_key(&key)? else { continue };
-            let dir = pulls.join(&name);
-            let stat =
-                disk.lstat(&dir).map_err(|error| -> DiskError { fault("look at", &dir)(error) })?;
+            let path = pulls.join(&name);
+            let Some(stat) = present(disk.lstat(&path)).map_err(fault("look at", &path))? else {
+                continue;
+            };
             if stat.mtime_ns < since {
-                remove_tree(disk, &dir)?;
+                remove_tree(disk, &path)?;
             }
         }
         Ok(())
@@ -67,8 +89,6 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
     use crate::disk::Wait;
 
@@ -81,13 +101,17 @@ mod tests {
         let [held, left] = [b"held", b"left"].map(|name| Digest::of(name));
         for tree in [held, left] {
             fs::write(store.pull_dir(&tree).unwrap().join("file"), "half").unwrap();
+            fs::write(store.pull_log(&tree), "a log").unwrap();
         }
+        assert_eq!(Store::pull_logs(dir.path()).len(), 2);
         store.clear_pulls(day, now).unwrap();
         assert!(store.pull_dir(&left).unwrap().join("file").exists());
         let lock = store.try_lock_key(&held).unwrap();
         store.clear_pulls(day, now + 2 * day).unwrap();
         assert!(store.pull_dir(&held).unwrap().join("file").exists());
         assert!(!store.pull_dir(&left).unwrap().join("file").exists());
+        let held = (store.pull_log(&held), store.pull_dir(&held).unwrap());
+        assert_eq!(Store::pull_logs(dir.path()), [held]);
         drop(lock);
     }
 }
