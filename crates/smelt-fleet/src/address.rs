@@ -137,6 +137,82 @@ impl From<LockAddress> for String {
     }
 }
 
+/// The word that stands for neighbours that are found.
+const FOUND: &str = "mdns";
+/// Neighbours of a list: those of a large site, and a line of some 10 KiB.
+const LISTED_MAX: usize = 500;
+
+/// Neighbours of a board: `HOST:PORT,…`, and `mdns` for those that announce themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PeerList {
+    /// Those that are named, `HOST:PORT` each.
+    pub hosts: Vec<String>,
+    /// Whether they are looked for on the network besides.
+    pub is_found: bool,
+}
+
+/// A text that is no such list.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} names no neighbours: {problem}; write HOST:PORT,HOST:PORT or mdns")]
+pub struct NoPeers {
+    text: String,
+    problem: &'static str,
+}
+
+impl PeerList {
+    /// Whether there is nobody to ask.
+    pub fn is_empty(&self) -> bool {
+        self.hosts.is_empty() && !self.is_found
+    }
+}
+
+impl FromStr for PeerList {
+    type Err = NoPeers;
+
+    fn from_str(text: &str) -> Result<Self, NoPeers> {
+        let mut list = Self::default();
+        for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            if word == FOUND {
+                list.is_found = true;
+                continue;
+            }
+            let not = |problem| NoPeers { text: word.to_owned(), problem };
+            if word.contains("://") {
+                return Err(not("it has a scheme"));
+            }
+            check_host(word).map_err(not)?;
+            list.hosts.push(word.to_owned());
+            if list.hosts.len() > LISTED_MAX {
+                return Err(not("it is one more than the 500 that a list may have"));
+            }
+        }
+        Ok(list)
+    }
+}
+
+impl TryFrom<String> for PeerList {
+    type Error = NoPeers;
+
+    fn try_from(text: String) -> Result<Self, NoPeers> {
+        text.parse()
+    }
+}
+
+impl From<PeerList> for String {
+    fn from(list: PeerList) -> Self {
+        list.to_string()
+    }
+}
+
+impl fmt::Display for PeerList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = self.is_found.then_some(FOUND);
+        let words: Vec<&str> = self.hosts.iter().map(String::as_str).chain(found).collect();
+        f.write_str(&words.join(","))
+    }
+}
+
 /// Why a text is no `HOST:PORT`.
 fn check_host(host: &str) -> Result<(), &'static str> {
     let (name, port) = host.rsplit_once(':').ok_or("it has no port")?;
@@ -183,6 +259,23 @@ mod tests {
         ] {
             let error = text.parse::<LockAddress>().unwrap_err().to_string();
             assert!(error.contains(problem) && error.contains("nats://HOST:PORT"), "{error}");
+        }
+    }
+
+    #[test]
+    fn neighbours_are_a_list_or_found_or_both() {
+        let list = |text: &str| text.parse::<PeerList>().unwrap();
+        assert_eq!(list("a:1, [::1]:2,").hosts, ["a:1", "[::1]:2"]);
+        assert_eq!((list("mdns").is_found, list("").is_empty()), (true, true));
+        assert_eq!(list("a:1,mdns").to_string(), "a:1,mdns");
+        for (text, problem) in [
+            ("a", "it has no port"),
+            ("grpc://a:1", "it has a scheme"),
+            ("token@a:1", "its host is no name"),
+            (&vec!["a:1"; 501].join(","), "one more than the 500"),
+        ] {
+            let error = text.parse::<PeerList>().unwrap_err().to_string();
+            assert!(error.contains(problem) && error.contains("HOST:PORT"), "{error}");
         }
     }
 

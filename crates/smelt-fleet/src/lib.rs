@@ -13,14 +13,18 @@ pub mod judge;
 pub mod keys;
 pub mod lease;
 pub mod local;
+pub mod mdns;
 pub mod nats;
 pub mod oci;
 pub mod paced;
+pub mod peer;
+pub mod places;
 pub mod pull;
 pub mod push;
 pub mod reapi;
 pub mod remote;
 #[cfg(test)]
 mod simulation;
+pub mod site;
 pub mod statement;
 pub mod trust;

@@ -22,13 +22,18 @@ pub struct Paced<'a> {
 
 /// Whose turn the line is.
 #[derive(Clone, Copy, Debug)]
-struct Pace {
+pub(crate) struct Pace {
     bytes_per_s: u64,
     /// When the next byte may be moved.
     next: Instant,
 }
 
 impl Pace {
+    /// From now on.
+    pub(crate) fn new(bytes_per_s: u64) -> Self {
+        Self { bytes_per_s: bytes_per_s.max(1), next: Instant::now() }
+    }
+
     /// Takes its turn for bytes that are moved now: how long the next ones wait.  Time in which nothing was moved is not
     /// made up for.
     fn take(&mut self, bytes: u64, now: Instant) -> Duration {
@@ -36,13 +41,28 @@ impl Pace {
         self.next = self.next.max(now) + lasts;
         self.next.saturating_duration_since(now)
     }
+
+    /// The same where the bytes before are through within so long, and how long that is; else nothing is taken.
+    pub(crate) fn take_within(
+        &mut self,
+        bytes: u64,
+        now: Instant,
+        most: Duration,
+    ) -> Option<Duration> {
+        let wait = self.next.saturating_duration_since(now);
+        if wait > most {
+            return None;
+        }
+        self.take(bytes, now);
+        Some(wait)
+    }
 }
 
 impl<'a> Paced<'a> {
     /// The same server at no more than `bytes_per_s`, where that is given, until `stop` is set.
     pub fn new(remote: &'a dyn Remote, bytes_per_s: Option<u64>, stop: &'a AtomicBool) -> Self {
-        let pace = |rate: u64| Mutex::new(Pace { bytes_per_s: rate.max(1), next: Instant::now() });
-        Self { remote, pace: bytes_per_s.map(pace), stop }
+        let pace = bytes_per_s.map(|rate| Mutex::new(Pace::new(rate)));
+        Self { remote, pace, stop }
     }
 
     /// How many of them are moved at once: at least one.
@@ -133,5 +153,10 @@ mod tests {
         assert_eq!(pace.take(500, at(0.25)), Duration::from_millis(750));
         assert_eq!(pace.take(100, at(10.0)), Duration::from_millis(100));
         assert_eq!(pace.take(0, at(20.0)), Duration::ZERO);
+        let mut within = |bytes, now| pace.take_within(bytes, now, Duration::from_secs(1));
+        assert_eq!(within(1500, at(30.0)), Some(Duration::ZERO));
+        assert_eq!(within(1, at(30.0)), None);
+        assert_eq!(within(100, at(31.0)), Some(Duration::from_millis(500)));
+        assert_eq!(within(100, at(31.0)), Some(Duration::from_millis(600)));
     }
 }

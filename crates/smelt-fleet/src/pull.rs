@@ -4,18 +4,20 @@
 //! Nobody signs that list, since it only says how to fetch: whoever takes the files compares them with the statement's, as
 //! [`smelt_store::Store::seal_fetched`] does.
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::io;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use smelt_store::{Digest, FileEntry};
+use smelt_store::{Digest, FileEntry, Manifest};
 
 use crate::chunk::{Chunk, Index, IndexError};
 use crate::dsse::{DsseError, Envelope};
 use crate::judge::{Asked, Refusal, Vouched, judge};
 use crate::local::LocalChunks;
-use crate::remote::{Blob, Key, Remote, RemoteError, plain};
+use crate::places::PlacesLog;
+use crate::remote::{Blob, Key, Part, Remote, RemoteError, plain};
 use crate::trust::Trust;
 
 /// Chunks that are asked for at once: some batches on their way, and as much memory.
@@ -36,8 +38,10 @@ pub struct Offer {
 /// What came of fetching.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fetched {
-    /// By the server.
+    /// By the server and by neighbours.
     pub bytes: u64,
+    /// Of them, by neighbours.
+    pub neighbours: u64,
     /// Of an earlier call that was cut short.
     pub kept: u64,
     /// From outputs that are here.
@@ -150,9 +154,18 @@ impl Offer {
         local
     }
 
+    /// Bytes of its files that lie in a folder, as far as the disk holds them: files are not written from their beginning on.
+    pub fn bytes_in(&self, folder: &Path) -> u64 {
+        let held = |entry: &FileEntry| {
+            let stat = fs::symlink_metadata(folder.join(&entry.path)).ok()?;
+            Some((stat.blocks() * 512).min(entry.size))
+        };
+        self.vouched.statement.files.files().iter().filter_map(held).sum()
+    }
+
     /// Fetches its files into a folder, but for the chunks that are here; `told` hears of bytes as they are there, and says
-    /// whether to go on.  What an earlier call has left in the folder
-    /// is gone on with, so at most one chunk of each file comes twice.
+    /// whether to go on.  What an earlier call has left in the folder is gone on with, so at most what was asked for at once
+    /// comes twice.  `log` hears which chunks are there and which come, for neighbours.
     ///
     /// # Errors
     /// If it cannot be written, or the server has other bytes than those that it lists: the folder is to be kept only where the
@@ -161,28 +174,39 @@ impl Offer {
         &self,
         remote: &dyn Remote,
         local: &LocalChunks,
-        folder: &Path,
+        (folder, log): (&Path, Option<PlacesLog>),
         told: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Fetched, PullError> {
-        let files = self.vouched.statement.files.files();
-        let mut fetch = Fetch { remote, local, fetched: Fetched::default(), told };
-        let mut open = Vec::new();
-        for (entry, file) in files.iter().zip(&self.index.files) {
-            let draft = Draft::begin(folder, entry, &file.chunks)?;
-            fetch.tell(draft.kept)?;
-            fetch.fetched.kept += draft.kept;
-            open.push(draft);
-            fetch.some(&mut open, false)?;
+        let draft = Draft { folder, files: &self.vouched.statement.files, log };
+        let fetched = Fetched::default();
+        let mut fetch =
+            Fetch { remote, draft, wanted: Vec::new(), places: HashMap::new(), fetched, told };
+        fetch.begin(&self.index)?;
+        fetch.take_local(local)?;
+        while !fetch.wanted.is_empty() {
+            fetch.window()?;
         }
-        fetch.some(&mut open, true)?;
+        fetch.draft.finish()?;
         Ok(fetch.fetched)
     }
+}
+
+/// Where a chunk belongs.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// The number of the file.
+    file: usize,
+    /// Bytes before it.
+    at: u64,
 }
 
 /// Asks for chunks window by window.
 struct Fetch<'a> {
     remote: &'a dyn Remote,
-    local: &'a LocalChunks,
+    draft: Draft<'a>,
+    /// Chunks that are not there, each once, in the order of the files.
+    wanted: Vec<Blob>,
+    places: HashMap<Blob, Vec<Place>>,
     fetched: Fetched,
     told: &'a mut dyn FnMut(u64) -> bool,
 }
@@ -192,131 +216,166 @@ impl Fetch<'_> {
         if (self.told)(bytes) { Ok(()) } else { Err(PullError::Stopped) }
     }
 
-    /// Fetches what the drafts lack: all of it, or as long as it fills windows.
-    fn some(&mut self, open: &mut Vec<Draft<'_>>, all: bool) -> Result<(), PullError> {
-        loop {
-            let lacks = open.iter().map(Draft::lacks).sum::<u64>();
-            let is_window = lacks >= WINDOW_BYTES || (all && lacks > 0);
-            // A file that has no chunks, or all of them, waits for nobody.
-            if !(is_window || all || open.len() >= OPEN_MAX) {
-                return Ok(());
-            }
-            if lacks == 0 {
-                return open.drain(..).try_for_each(Draft::finish);
-            }
-            self.window(open)?;
-        }
-    }
-
-    /// Fetches one window for the first of the drafts, and ends those that are whole then.
-    fn window(&mut self, open: &mut Vec<Draft<'_>>) -> Result<(), PullError> {
-        let (mut asked, mut bytes) = (Vec::new(), 0);
-        for (number, draft) in open.iter().enumerate() {
-            for chunk in draft.left {
-                if bytes >= WINDOW_BYTES {
-                    break;
+    /// Keeps what is there, and notes what is not.
+    fn begin(&mut self, index: &Index) -> Result<(), PullError> {
+        for (file, chunks) in index.files.iter().map(|file| &file.chunks).enumerate() {
+            let (mut at, mut kept) = (0, Vec::new());
+            let there = self.draft.begin(file)?;
+            for chunk in chunks {
+                if there.as_ref().is_some_and(|there| holds(there, at, chunk)) {
+                    kept.push((*chunk, Place { file, at }));
+                } else {
+                    let places = self.places.entry(*chunk).or_default();
+                    if places.is_empty() {
+                        self.wanted.push(*chunk);
+                    }
+                    places.push(Place { file, at });
                 }
-                bytes += u64::from(chunk.bytes);
-                asked.push((number, *chunk, self.local.read(chunk)));
+                at += u64::from(chunk.bytes);
+            }
+            self.draft.note(&kept);
+            let kept = kept.iter().map(|(chunk, _)| u64::from(chunk.bytes)).sum();
+            self.fetched.kept += kept;
+            self.tell(kept)?;
+        }
+        Ok(())
+    }
+
+    /// Takes what outputs that are here have of it.
+    fn take_local(&mut self, local: &LocalChunks) -> Result<(), PullError> {
+        for chunk in std::mem::take(&mut self.wanted) {
+            match local.read(&chunk) {
+                Some(content) => self.fetched.local += self.put(chunk, &content)?,
+                None => self.wanted.push(chunk),
             }
         }
-        let is_missing = |(_, chunk, here): &(_, Blob, Option<_>)| here.is_none().then_some(*chunk);
-        let missing: Vec<Blob> = asked.iter().filter_map(is_missing).collect();
-        let mut answers = self.remote.read(&missing)?.into_iter();
-        for (number, chunk, here) in asked {
-            let bytes = u64::from(chunk.bytes);
-            let content = if let Some(content) = here {
-                self.fetched.local += bytes;
-                content
-            } else {
-                self.fetched.bytes += bytes;
-                checked(self.remote.name(), chunk, answers.next().flatten(), open[number].entry)?
-            };
-            open[number].add(&content)?;
-            self.tell(bytes)?;
+        Ok(())
+    }
+
+    /// Fetches some of what is wanted.
+    fn window(&mut self) -> Result<(), PullError> {
+        let Self { remote, draft, wanted, .. } = self;
+        let parts = remote.read_some(wanted, WINDOW_BYTES, &mut |chunks| draft.asks(chunks))?;
+        if parts.is_empty() {
+            return self.tell(0);
         }
-        let whole = open.iter().take_while(|draft| draft.left.is_empty()).count();
-        open.drain(..whole).try_for_each(Draft::finish)
+        let mut have = vec![false; self.wanted.len()];
+        for Part { number, content, is_neighbours } in parts {
+            let chunk = self.wanted[number];
+            let content = match content {
+                Some(content) if is_neighbours => content,
+                content => self.checked(chunk, content)?,
+            };
+            let bytes = self.put(chunk, &content)?;
+            self.fetched.bytes += bytes;
+            self.fetched.neighbours += if is_neighbours { bytes } else { 0 };
+            have[number] = true;
+        }
+        let mut have = have.into_iter();
+        self.wanted.retain(|_| have.next() == Some(false));
+        Ok(())
+    }
+
+    /// Puts a chunk wherever it belongs; how many bytes that were.
+    fn put(&mut self, chunk: Chunk, content: &[u8]) -> Result<u64, PullError> {
+        let places = self.places.remove(&chunk).unwrap_or_default();
+        let bytes = u64::from(chunk.bytes) * places.len() as u64;
+        places.iter().try_for_each(|place| self.draft.write(*place, content))?;
+        self.draft.note(&places.iter().map(|place| (chunk, *place)).collect::<Vec<_>>());
+        self.tell(bytes)?;
+        Ok(bytes)
+    }
+
+    fn checked(&self, chunk: Chunk, answer: Option<Vec<u8>>) -> Result<Vec<u8>, PullError> {
+        let server = self.remote.name().to_owned();
+        let Some(content) = answer else {
+            return Err(PullError::Gone { server, what: "chunks" });
+        };
+        let is_it = content.len() == chunk.bytes as usize && Digest::of(&content) == chunk.digest;
+        let file = self.places.get(&chunk).and_then(|places| places.first()).map(|it| it.file);
+        let what = || format!("a chunk of {}", file.map_or("it", |file| self.draft.path(file)));
+        if is_it { Ok(content) } else { Err(PullError::Wrong { server, what: what() }) }
     }
 }
 
-/// Files that are written at once: a process may have 1024 open.
-const OPEN_MAX: usize = 256;
-
-fn checked(
-    server: &str,
-    chunk: Chunk,
-    answer: Option<Vec<u8>>,
-    entry: &FileEntry,
-) -> Result<Vec<u8>, PullError> {
-    let server = server.to_owned();
-    let Some(content) = answer else {
-        return Err(PullError::Gone { server, what: "chunks" });
-    };
-    let is_it = content.len() == chunk.bytes as usize && Digest::of(&content) == chunk.digest;
-    let what = || format!("a chunk of {}", entry.path);
-    if is_it { Ok(content) } else { Err(PullError::Wrong { server, what: what() }) }
+/// Whether a chunk lies there.
+fn holds(file: &File, at: u64, chunk: &Chunk) -> bool {
+    let mut content = vec![0; chunk.bytes as usize];
+    file.read_exact_at(&mut content, at).is_ok() && Chunk::of(&content) == *chunk
 }
 
-/// A file that is being written.
+/// Files that are being written.
 struct Draft<'a> {
-    entry: &'a FileEntry,
-    path: PathBuf,
-    file: File,
-    /// Chunks that it lacks.
-    left: &'a [Chunk],
-    /// Bytes that were there.
-    kept: u64,
+    folder: &'a Path,
+    files: &'a Manifest,
+    /// Without it neighbours hear later of what is here.
+    log: Option<PlacesLog>,
 }
 
-impl<'a> Draft<'a> {
-    /// Opens a file and keeps the chunks that are there.
-    fn begin(folder: &Path, entry: &'a FileEntry, chunks: &'a [Chunk]) -> Result<Self, PullError> {
-        let path = folder.join(&entry.path);
-        let failed = |source| PullError::Write { path: path.clone(), source };
+impl Draft<'_> {
+    fn path(&self, file: usize) -> &str {
+        &self.files.files()[file].path
+    }
+
+    fn failed(&self, file: usize) -> impl Fn(io::Error) -> PullError {
+        let path = self.folder.join(self.path(file));
+        move |source| PullError::Write { path: path.clone(), source }
+    }
+
+    fn open(&self, file: usize) -> Result<File, PullError> {
+        let mut open = OpenOptions::new();
+        open.read(true).write(true).create(true).truncate(false);
+        open.open(self.folder.join(self.path(file))).map_err(self.failed(file))
+    }
+
+    /// Makes a file; itself, where something lies in it.
+    fn begin(&self, file: usize) -> Result<Option<File>, PullError> {
+        let FileEntry { path, size, .. } = &self.files.files()[file];
+        let (path, failed) = (self.folder.join(path), self.failed(file));
         if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(failed)?;
+            fs::create_dir_all(parent).map_err(&failed)?;
         }
         // One that was about to be sealed may be written by nobody.
         let writable = Permissions::from_mode(0o644);
         let _ = fs::symlink_metadata(&path).is_ok_and(|it| it.is_file())
             && fs::set_permissions(&path, writable).is_ok();
-        let mut open = OpenOptions::new();
-        open.read(true).write(true).create(true).truncate(false);
-        let mut file = open.open(&path).map_err(failed)?;
-        let (mut kept, mut have) = (0, 0);
-        let mut buffer = Vec::new();
-        for chunk in chunks {
-            buffer.clear();
-            let read = (&file).take(chunk.bytes.into()).read_to_end(&mut buffer);
-            if read.is_err() || Chunk::of(&buffer) != *chunk {
-                break;
-            }
-            kept += u64::from(chunk.bytes);
-            have += 1;
+        let there = self.open(file)?;
+        let length = there.metadata().map_err(&failed)?.len();
+        if length > *size {
+            there.set_len(*size).map_err(&failed)?;
         }
-        file.set_len(kept).map_err(failed)?;
-        file.seek(SeekFrom::Start(kept)).map_err(failed)?;
-        Ok(Self { entry, file, left: &chunks[have..], kept, path })
+        Ok((length > 0).then_some(there))
     }
 
-    fn lacks(&self) -> u64 {
-        self.left.iter().map(|chunk| u64::from(chunk.bytes)).sum()
+    fn write(&self, place: Place, content: &[u8]) -> Result<(), PullError> {
+        let written = self.open(place.file)?.write_all_at(content, place.at);
+        written.map_err(self.failed(place.file))
     }
 
-    /// Adds the next chunk.
-    fn add(&mut self, content: &[u8]) -> Result<(), PullError> {
-        let written = self.file.write_all(content);
-        written.map_err(|source| PullError::Write { path: self.path.clone(), source })?;
-        self.left = &self.left[1..];
+    /// Notes what is there.
+    fn note(&mut self, places: &[(Chunk, Place)]) {
+        let files = self.files.files();
+        let line =
+            |(chunk, Place { file, at }): &(Chunk, Place)| (*chunk, *at, &*files[*file].path);
+        if self.log.as_mut().is_some_and(|log| log.has(places.iter().map(line)).is_err()) {
+            self.log = None;
+        }
+    }
+
+    /// Notes what the server is asked for.
+    fn asks(&mut self, chunks: &[Chunk]) {
+        if self.log.as_mut().is_some_and(|log| log.comes(chunks.iter()).is_err()) {
+            self.log = None;
+        }
+    }
+
+    /// Ends files that have all of their chunks.
+    fn finish(&self) -> Result<(), PullError> {
+        for (file, entry) in self.files.files().iter().enumerate() {
+            let mode = if entry.executable { 0o755 } else { 0o644 };
+            let path = self.folder.join(&entry.path);
+            fs::set_permissions(path, Permissions::from_mode(mode)).map_err(self.failed(file))?;
+        }
         Ok(())
-    }
-
-    /// Ends a file that has all of its chunks.
-    fn finish(self) -> Result<(), PullError> {
-        let Self { entry, path, file, .. } = self;
-        let mode = if entry.executable { 0o755 } else { 0o644 };
-        let set = file.set_permissions(Permissions::from_mode(mode));
-        set.map_err(|source| PullError::Write { path, source })
     }
 }

@@ -409,7 +409,7 @@ fn endpoint(
     endpoint.tls_config(config)
 }
 
-fn named(blob: &Blob) -> api::Digest {
+pub(crate) fn named(blob: &Blob) -> api::Digest {
     api::Digest { hash: blob.digest.to_string(), size_bytes: blob.bytes.into() }
 }
 
@@ -444,7 +444,7 @@ fn entry_of(result: &api::ActionResult) -> Result<Entry, String> {
     }
 }
 
-fn blob_of(digest: Option<&api::Digest>) -> Option<Blob> {
+pub(crate) fn blob_of(digest: Option<&api::Digest>) -> Option<Blob> {
     let api::Digest { hash, size_bytes } = digest?;
     let digest: Digest = hash.parse().ok()?;
     Some(Blob { digest, bytes: u32::try_from(*size_bytes).ok()? })
@@ -489,7 +489,7 @@ fn passes(code: Code) -> bool {
 }
 
 /// Ends a call that takes too long, whatever the server does.
-async fn within<T>(
+pub(crate) async fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Status> {

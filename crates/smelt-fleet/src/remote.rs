@@ -92,6 +92,27 @@ pub(crate) fn told(error: &(dyn Error + 'static)) -> String {
     words.join(": ")
 }
 
+/// One of several blobs that were asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Its number among them.
+    pub number: usize,
+    /// `None` where the server has none.
+    pub content: Option<Vec<u8>>,
+    /// Whether a neighbour sent it; then its digest has been compared.
+    pub is_neighbours: bool,
+}
+
+/// How many of these, from the first on, have no more than so many bytes together; at least one.
+pub(crate) fn first_within(blobs: &[Blob], bytes_max: u64) -> usize {
+    let mut sum = 0;
+    let fits = |blob: &&Blob| {
+        sum += u64::from(blob.bytes);
+        sum <= bytes_max
+    };
+    blobs.iter().take_while(fits).count().max(1).min(blobs.len())
+}
+
 /// A server of results.
 pub trait Remote {
     /// Where it is, for a person.
@@ -111,6 +132,23 @@ pub trait Remote {
     /// # Errors
     /// If it does not answer.
     fn read(&self, blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, RemoteError>;
+
+    /// The content of some of these blobs, which differ: those that are had best, of about so many bytes together.  None of
+    /// them where it is better to ask again.  `comes` hears of which the server itself is asked for, before it is.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    fn read_some(
+        &self,
+        blobs: &[Blob],
+        bytes_max: u64,
+        comes: &mut dyn FnMut(&[Blob]),
+    ) -> Result<Vec<Part>, RemoteError> {
+        let first = &blobs[..first_within(blobs, bytes_max)];
+        comes(first);
+        let part = |(number, content)| Part { number, content, is_neighbours: false };
+        Ok(self.read(first)?.into_iter().enumerate().map(part).collect())
+    }
 
     /// Keeps blobs.
     ///

@@ -173,7 +173,7 @@ impl World {
 
     fn fetch(&self, into: &Path) -> Result<Fetched, PullError> {
         let found = self.offer(Key::Content(self.statement.key))?.expect("it was pushed");
-        found.fetch(&self.server, &LocalChunks::default(), into, &mut |_| true)
+        found.fetch(&self.server, &LocalChunks::default(), (into, None), &mut |_| true)
     }
 
     fn check(&self, folder: &Path) {
@@ -264,8 +264,9 @@ fn what_was_pushed_is_pulled() {
             (&found.vouched.statement, &*found.vouched.by),
             (&world.statement, &["bench".to_owned()][..])
         );
-        let fetched =
-            found.fetch(&world.server, &LocalChunks::default(), &into, &mut |_| true).unwrap();
+        let fetched = found
+            .fetch(&world.server, &LocalChunks::default(), (&into, None), &mut |_| true)
+            .unwrap();
         assert_eq!(fetched, Fetched { bytes: 2_500_900, ..Fetched::default() });
         world.check(&into);
     }
@@ -325,13 +326,13 @@ fn what_is_here_is_not_fetched() {
     world.push().unwrap();
     let found = world.offer(Key::Content(world.statement.key)).unwrap().unwrap();
     let local = found.local(&[old.clone(), world.dir.path().join("none")]);
-    let fetched = found.fetch(&world.server, &local, &new, &mut |_| true).unwrap();
+    let fetched = found.fetch(&world.server, &local, (&new, None), &mut |_| true).unwrap();
     assert!(fetched.bytes < 600_000 && fetched.local > 1_900_000, "{fetched:?}");
     world.check(&new);
     // Changed since it was looked at.
     fs::remove_dir_all(&new).unwrap();
     fs::write(old.join("deep/weights.bin"), vec![0; 2_500_000]).unwrap();
-    let fetched = found.fetch(&world.server, &local, &new, &mut |_| true).unwrap();
+    let fetched = found.fetch(&world.server, &local, (&new, None), &mut |_| true).unwrap();
     assert_eq!((fetched.bytes + fetched.local, fetched.local < 1000), (2_501_000, true));
     world.check(&new);
 }
@@ -379,7 +380,7 @@ fn whoever_wants_no_more_is_obeyed_and_goes_on_later() {
     let into = world.dir.path().join("in");
     let found = world.offer(Key::Content(world.statement.key)).unwrap().unwrap();
     let mut calls = 0;
-    let stopped = found.fetch(&world.server, &LocalChunks::default(), &into, &mut |_| {
+    let stopped = found.fetch(&world.server, &LocalChunks::default(), (&into, None), &mut |_| {
         calls += 1;
         calls < 8
     });

@@ -13,6 +13,7 @@ use std::sync::OnceLock;
 
 use clap::builder::Resettable;
 use clap::{Arg, Command, ValueEnum as _};
+use smelt_fleet::address::PeerList;
 use smelt_plan::quantity;
 use smelt_plan::text::nearest;
 use toml::{Table, Value};
@@ -55,6 +56,7 @@ enum Form {
     Jobs,
     Address,
     LockAddress,
+    Peers,
     Push,
     Kinds,
 }
@@ -79,6 +81,7 @@ impl Form {
             Self::LockAddress => {
                 flags::fleet::lock_address(text).map(drop).map_err(|error| error.to_string())
             }
+            Self::Peers => text.parse::<PeerList>().map(drop).map_err(|error| error.to_string()),
             Self::Kinds => text.split(',').try_for_each(|kind| flags::fleet::kind(kind).map(drop)),
             Self::Push => Push::from_str(text, false)
                 .map(drop)
@@ -98,12 +101,13 @@ const fn setting(
 }
 
 /// All, in the order in which they are told.
-pub(crate) const SETTINGS: [Setting; 13] = [
+pub(crate) const SETTINGS: [Setting; 14] = [
     setting(STORE, "SMELT_CACHE", "", "cache", Form::Path),
     setting("jobs", "", "jobs", "1", Form::Jobs),
     setting(KEEP_FREE, "SMELT_KEEP_FREE", "keep_free", "", Form::Size),
     setting("fleet.address", "SMELT_FLEET", "fleet", "", Form::Address),
     setting("fleet.lock", "SMELT_FLEET_LOCK", "fleet_lock", "", Form::LockAddress),
+    setting("fleet.peers", "SMELT_FLEET_PEERS", "fleet_peers", "", Form::Peers),
     setting(PUSH, "", "push", "never", Form::Push),
     setting(TRUST, "SMELT_FLEET_TRUST", "fleet_trust", "", Form::Path),
     setting("fleet.key", "SMELT_FLEET_KEY", "fleet_key", "", Form::Path),

@@ -4,6 +4,7 @@ pub(crate) mod deliver;
 pub(crate) mod delivered;
 pub(crate) mod elsewhere;
 pub(crate) mod following;
+pub(crate) mod holdings;
 pub(crate) mod incoming;
 pub(crate) mod pull;
 pub(crate) mod push;
@@ -21,15 +22,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use smelt_fleet::address::PeerList;
 use smelt_fleet::judge::newest_seen;
 use smelt_fleet::keys::SigningKey;
 use smelt_fleet::paced::Paced;
 use smelt_fleet::reapi::{Capabilities, Client};
+use smelt_fleet::site::Wire;
 use smelt_fleet::trust::{Trust, date_text};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Plan, StageId};
 use smelt_store::{Digest, Store};
 
+use self::holdings::own_peer;
 use crate::config;
 use crate::console::warn;
 use crate::exit::{Exit, Failed};
@@ -53,6 +57,8 @@ pub(crate) struct Fleet {
     pub(crate) trust: Trust,
     pub(crate) round_trip: Duration,
     rate: Option<u64>,
+    peers: PeerList,
+    token: Option<String>,
     stop: Arc<AtomicBool>,
 }
 
@@ -61,7 +67,8 @@ impl Fleet {
     pub(crate) fn open(flags: &FleetFlags, stop: &Arc<AtomicBool>) -> Result<Self, Failed> {
         let none = || Failed::usage("no server is named: --fleet grpc://HOST:PORT, or SMELT_FLEET");
         let address = flags.fleet.as_ref().ok_or_else(none)?;
-        let (trust, token) = (trust(flags.fleet_trust.as_deref())?, token(flags)?);
+        let trust = trust(flags.fleet_trust.as_deref())?;
+        let token = token(flags.fleet_token_file.as_deref())?;
         let authority = flags.fleet_ca.as_deref();
         let read = |path| load::read_within(path, "the authority", TRUST_BYTES_MAX);
         let authority = authority.map(read).transpose()?;
@@ -70,18 +77,28 @@ impl Fleet {
         let (client, capabilities) =
             connected.map_err(|error| Failed::new(Exit::NotSeen, error))?;
         let (round_trip, rate, stop) = (begin.elapsed(), flags.fleet_rate, stop.clone());
-        Ok(Self { client, capabilities, trust, round_trip, rate, stop })
+        let peers = flags.fleet_peers.clone();
+        Ok(Self { client, capabilities, trust, round_trip, rate, peers, token, stop })
     }
 
     /// The server, to and from which no more is moved in a second than was asked for.
     pub(crate) fn paced(&self) -> Paced<'_> {
         Paced::new(&self.client, self.rate, &self.stop)
     }
+
+    /// The boards that are asked before it, where some are named; without them the server does.
+    pub(crate) fn neighbours(&self, store: &Store, seed: u64) -> Option<Wire> {
+        if self.peers.is_empty() {
+            return None;
+        }
+        let wire = Wire::new(&self.peers, self.token.as_deref(), own_peer(store), seed);
+        wire.inspect_err(|error| warn(format_args!("no neighbour is asked: {error}"))).ok()
+    }
 }
 
 /// What the server wants to hear; never an argument, which everybody on a machine can read.
-fn token(flags: &FleetFlags) -> Result<Option<String>, Failed> {
-    let text = match &flags.fleet_token_file {
+pub(crate) fn token(file: Option<&Path>) -> Result<Option<String>, Failed> {
+    let text = match file {
         Some(path) => Some(load::read_within(path, "the token", TOKEN_BYTES_MAX)?),
         None => env::var("SMELT_FLEET_TOKEN").ok(),
     };

@@ -199,7 +199,7 @@ impl World {
         assert_eq!(found.vouched.statement, *wanted, "world {seed}: of another version");
         let older: Vec<PathBuf> = (0..version).map(|version| self.pulled(version)).collect();
         let (local, into, mut left) = (found.local(&older), self.pulled(version), patience);
-        let fetched = found.fetch(line, &local, &into, &mut |_| {
+        let fetched = found.fetch(line, &local, (&into, None), &mut |_| {
             left = left.saturating_sub(1);
             left > 0
         });

@@ -42,6 +42,7 @@ pub(crate) fn run(command: &FleetCommand) -> Result<Exit, Failed> {
         FleetCommand::Untrust(flags) => doubt(flags),
         FleetCommand::Verify(flags) => verify(flags),
         FleetCommand::Status(flags) => status(flags),
+        FleetCommand::Peer(flags) => super::peer::run(flags),
     }
 }
 
@@ -265,7 +266,7 @@ pub(crate) fn pull(flags: &ShareFlags) -> Result<Exit, Failed> {
         let rows: Vec<Value> = pulled.fetched.iter().map(|it| it.as_json(&loaded.plan)).collect();
         answer(format_args!(
             "{}\n",
-            json!({ "server": fleet.client.name(), "fetched": rows, "fetched_bytes": pulled.bytes, "kept_bytes": pulled.kept, "local_bytes": pulled.local, "missing": lacks })
+            json!({ "server": fleet.client.name(), "fetched": rows, "fetched_bytes": pulled.bytes, "neighbour_bytes": pulled.neighbours, "kept_bytes": pulled.kept, "local_bytes": pulled.local, "missing": lacks })
         ))?;
     } else {
         tell(pulled.line(&loaded.plan));

@@ -35,6 +35,7 @@ pub(crate) mod next;
 #[cfg(feature = "build")]
 mod onnx;
 pub(crate) mod out;
+pub(crate) mod peer;
 #[cfg(feature = "build")]
 mod plan;
 pub(crate) mod provenance;

@@ -1,10 +1,11 @@
 //! The flags of whatever speaks to a fleet's server, and of `smelt fleet …`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-use smelt_fleet::address::{Address, LockAddress, NotALockAddress, NotAnAddress};
+use smelt_fleet::address::{Address, LockAddress, NotALockAddress, NotAnAddress, PeerList};
 use smelt_plan::Kind;
 
 use super::PipelineFlags;
@@ -36,6 +37,10 @@ pub(crate) struct FleetFlags {
     #[arg(long, value_name = "ADDRESS", env = "SMELT_FLEET_LOCK", value_parser = lock_address)]
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) fleet_lock: NamedLock,
+    /// Boards of this site that are asked before the server, as in 10.0.0.7:5210,10.0.0.8:5210, or mdns to find them
+    #[arg(long, value_name = "HOST:PORT,…", env = "SMELT_FLEET_PEERS")]
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) fleet_peers: PeerList,
     /// Whose results are taken (default: trust.toml in ~/.config/smelt)
     #[arg(long, value_name = "FILE", env = "SMELT_FLEET_TRUST")]
     pub(crate) fleet_trust: Option<PathBuf>,
@@ -118,6 +123,8 @@ pub(crate) enum FleetCommand {
     Untrust(UntrustFlags),
     /// Say who vouches for each stage's result that the server has
     Verify(FleetVerifyFlags),
+    /// Serve neighbours what this machine's store has of the fleet's results, by digest and read-only
+    Peer(PeerFlags),
     /// Say whether the server answers, what it can do, and who is believed
     Status(FleetStatusFlags),
 }
@@ -198,6 +205,22 @@ pub(crate) struct FleetStatusFlags {
     /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PeerFlags {
+    /// Where neighbours reach it
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:5210")]
+    pub(crate) listen: SocketAddr,
+    /// The most that is sent in a second, as in 2MiB (default: as much as goes)
+    #[arg(long, value_name = "SIZE", value_parser = super::size)]
+    pub(crate) rate: Option<u64>,
+    /// Tell the network of it by mDNS, as _smelt._tcp
+    #[arg(long)]
+    pub(crate) announce: bool,
+    /// A file with the fleet's token, which neighbours must know; else $SMELT_FLEET_TOKEN
+    #[arg(long, value_name = "FILE")]
+    pub(crate) fleet_token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -1,5 +1,6 @@
 //! Takes from a fleet what a pipeline would else build, only as far as something needs it.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
@@ -11,8 +12,10 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use smelt_fleet::judge::Vouched;
+use smelt_fleet::places::PlacesLog;
 use smelt_fleet::pull::{Offer, PullError, offer};
 use smelt_fleet::remote::{Key, Remote as _};
+use smelt_fleet::site::{self, Site, Wire};
 use smelt_fleet::statement::{Provenance, Statement};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Digest, Plan, StageId};
@@ -46,6 +49,8 @@ pub(crate) struct Pulled {
     /// Of them, in this call and in ones before that were cut short.
     pub(crate) bytes: u64,
     pub(crate) kept: u64,
+    /// Of what was fetched, from neighbours.
+    pub(crate) neighbours: u64,
     /// From other versions that were here.
     pub(crate) local: u64,
     /// The server answered no more.
@@ -61,7 +66,11 @@ impl Pulled {
             return "nothing was fetched".to_owned();
         }
         let names = self.fetched.iter().map(|taken| plan.stage(taken.stage).name.as_str());
-        let (names, size) = (names.collect::<Vec<_>>().join(", "), bytes(self.bytes));
+        let names = names.collect::<Vec<_>>().join(", ");
+        let size = match self.neighbours {
+            0 => bytes(self.bytes),
+            some => format!("{} ({} of it from neighbours)", bytes(self.bytes), bytes(some)),
+        };
         let all: BTreeSet<&str> =
             self.fetched.iter().flat_map(|it| it.by.iter().map(String::as_str)).collect();
         let by = all.into_iter().collect::<Vec<_>>().join(", ");
@@ -138,8 +147,9 @@ pub(crate) fn pull(
         }
     }
     store.sync()?;
-    let Pulling { fetched, bytes, kept, local, is_lost, holder, .. } = pulling;
-    Ok(Pulled { targets, known, fetched, bytes, kept, local, is_lost, _holder: holder })
+    let Pulling { fetched, bytes, kept, neighbours, local, is_lost, holder, .. } = pulling;
+    let _holder = holder;
+    Ok(Pulled { targets, known, fetched, bytes, kept, neighbours, local, is_lost, _holder })
 }
 
 struct Pulling<'a> {
@@ -157,7 +167,12 @@ struct Pulling<'a> {
     fetched: Vec<Taken>,
     bytes: u64,
     kept: u64,
+    neighbours: u64,
     local: u64,
+    /// The boards that are asked before the server, from the first fetch on.
+    wire: OnceCell<Option<Wire>>,
+    /// This board's own.
+    seed: u64,
     holder: Holder,
     /// What the holder spares.
     held: Vec<Digest>,
@@ -184,7 +199,10 @@ impl<'a> Pulling<'a> {
             fetched: Vec::new(),
             bytes: 0,
             kept: 0,
+            neighbours: 0,
             local: 0,
+            wire: OnceCell::new(),
+            seed: site::seed(),
             holder: store.begin_hold(SystemTime::now())?,
             held: Vec::new(),
         })
@@ -290,7 +308,7 @@ impl<'a> Pulling<'a> {
             None => {}
         }
         let folder = self.store.pull_dir(&statement.key)?;
-        self.has_room(statement.files.bytes().saturating_sub(self.store.bytes_below(&folder)?))?;
+        self.has_room(statement.files.bytes().saturating_sub(offer.bytes_in(&folder)))?;
         self.fetch(offer, &folder)?;
         self.seal(offer, &folder)
     }
@@ -324,9 +342,21 @@ impl<'a> Pulling<'a> {
             telling.hear(&format!("[{done}/{all}] fetching {name}"));
             !stop.load(Ordering::Relaxed)
         };
-        let fetched = offer.fetch(&fleet.paced(), &local, folder, &mut told);
+        let (server, seed) = (fleet.paced(), self.seed);
+        let log = PlacesLog::create(&self.store.pull_log(&statement.key), &statement.tree);
+        // Without it neighbours learn of this output when it is whole.
+        let into = (folder, log.ok());
+        let wire = self.wire.get_or_init(|| fleet.neighbours(self.store, seed));
+        let fetched = match wire {
+            Some(wire) => {
+                let site = Site::new(&server, wire, seed, stop, &|line| warn(line));
+                offer.fetch(&site, &local, into, &mut told)
+            }
+            None => offer.fetch(&server, &local, into, &mut told),
+        };
         let fetched = fetched.map_err(|error| self.failed(&error))?;
         self.bytes += fetched.bytes;
+        self.neighbours += fetched.neighbours;
         self.kept += fetched.kept;
         self.local += fetched.local;
         Ok(())
@@ -348,11 +378,16 @@ impl<'a> Pulling<'a> {
         origin.put(&mut record);
         let kept = (record, statement.refers.as_slice());
         let sealed = self.store.seal_fetched(&statement.key, folder, kept, &statement.tree);
+        let forget_log = || drop(fs::remove_file(self.store.pull_log(&statement.key)));
         match sealed {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                forget_log();
+                Ok(())
+            }
             Err(error) if error.is_stopped() => Err(Failed::stopped()),
             Err(error @ SealError::Other { .. }) => {
                 // Else it would be gone on with.
+                forget_log();
                 let _ = fs::remove_dir_all(folder);
                 Err(Failed::new(Exit::StageFailed, error))
             }

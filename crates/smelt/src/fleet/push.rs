@@ -16,7 +16,7 @@ use smelt_store::{Inventory, Location, Lookup, Output, RunId};
 
 use super::delivered::Delivered;
 use super::vouched::{Origin, doubted_stages};
-use super::{Fleet, now, with_dependents};
+use super::{Fleet, holdings, now, with_dependents};
 use crate::exit::{Exit, Failed};
 use crate::flags::PushLimits;
 use crate::load::Loaded;
@@ -62,7 +62,7 @@ pub(crate) fn push_each(
     let shelf = Shelf::of(loaded, &fleet.trust)?;
     let mut telling = Telling::new();
     let with_named = shelf.with_named(&limits.of_kind(&loaded.plan, chosen));
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut published) = (Vec::new(), Vec::new());
     for (id, sealed) in shelf.outputs.iter().filter(|(id, _)| with_named.contains(id)) {
         let outcome = match shelf.statement(*id, sealed, fleet.client.instance()) {
             Err(why) => Outcome::Kept(why),
@@ -83,11 +83,15 @@ pub(crate) fn push_each(
         };
         let is_lost =
             matches!(&outcome, Outcome::Failed(PushError::Remote(error)) if error.is_gone);
+        if matches!(outcome, Outcome::Pushed(_) | Outcome::WasThere) {
+            published.push(sealed.output.digest);
+        }
         outcomes.push((*id, outcome));
         if is_lost || !goes_on() {
             break;
         }
     }
+    holdings::keep_published(&loaded.store, &published);
     Ok(outcomes)
 }
 

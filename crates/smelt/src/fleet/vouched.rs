@@ -51,7 +51,7 @@ impl Origin {
     }
 
     /// Whether an output came from a fleet.
-    fn is_in(record: &Value) -> bool {
+    pub(crate) fn is_in(record: &Value) -> bool {
         record.get(FLEET).is_some()
     }
 
