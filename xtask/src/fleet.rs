@@ -5,6 +5,7 @@
 
 mod deliveries;
 mod leases;
+mod neighbours;
 
 use std::fs::{self, File};
 use std::net::TcpStream;
@@ -67,6 +68,7 @@ fn run_some(is_whole: bool) -> Result<bool> {
     whoever_is_revoked_is_believed_no_more(&board("late")?, &key)?;
     what_the_server_lost_is_built(&board("lossy")?, &key, server, &casd, &work)?;
     without_a_server_all_is_built(&board("alone")?, &key)?;
+    neighbours::what_one_board_has_the_others_take(&smelt, &casd, &work, &key)?;
     deliveries::deployments_are_handed_over(&smelt, &builder, &work)?;
     leases::one_of_many_builds(&smelt, &casd, &work)?;
     if is_whole {
