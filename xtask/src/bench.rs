@@ -18,6 +18,7 @@ pub(crate) mod measure;
 mod report;
 pub(crate) mod router;
 pub(crate) mod serve;
+pub(crate) mod site;
 pub(crate) mod upstream;
 pub(crate) mod watch;
 pub(crate) mod workflow;

@@ -25,6 +25,13 @@ const PROMISES: [(&str, &str); 5] = [
     ("RestartPreventExitStatus=2 3 4 5", "what cannot start is started for ever"),
 ];
 
+/// The same of the unit that serves neighbours.
+const PEER_PROMISES: [(&str, &str); 3] = [
+    ("Environment=SMELT_CACHE=/var/lib/smelt/cache", "it serves another store than the server's"),
+    ("IOSchedulingClass=idle", "neighbours go before models"),
+    ("RestartPreventExitStatus=2", "what cannot start is started for ever"),
+];
+
 /// What no container is made of, however large it is.
 const IGNORED: [&str; 2] = ["target", "cache"];
 
@@ -33,7 +40,8 @@ pub(crate) fn run() -> Result<()> {
     let from = root().join("crates/smelt-serve/operation");
     let scratch = scratch()?;
     let smelt = build_smelt()?;
-    unit(&from.join("smelt.service"), &smelt, &scratch)?;
+    unit(&from.join("smelt.service"), &PROMISES, &smelt, &scratch)?;
+    unit(&from.join("smelt-peer.service"), &PEER_PROMISES, &smelt, &scratch)?;
     alerts(&from.join("alerts.yml"), &scratch)?;
     container(&from.join("Containerfile"), &smelt)
 }
@@ -59,28 +67,25 @@ fn prometheus(scratch: &Path) -> Result<PathBuf> {
 }
 
 /// systemd understands every line, and smelt every flag.
-fn unit(unit: &Path, smelt: &Path, scratch: &Path) -> Result<()> {
+fn unit(unit: &Path, promises: &[(&str, &str)], smelt: &Path, scratch: &Path) -> Result<()> {
     need_systemd()?;
     let text = fs::read_to_string(unit).with_context(|| unit.display().to_string())?;
     let command = text.lines().find_map(|line| line.strip_prefix("ExecStart="));
     let command = command.and_then(|command| command.strip_prefix(PROGRAM));
     let command = command.with_context(|| format!("the unit does not start {PROGRAM}"))?;
     takes(smelt, &filled(&text, command))?;
-    for (line, else_what) in PROMISES {
-        ensure!(text.lines().any(|said| said == line), "the unit lacks {line:?}: {else_what}");
+    for (line, else_what) in promises {
+        ensure!(text.lines().any(|said| said == *line), "the unit lacks {line:?}: {else_what}");
     }
     // What it starts is not installed here.
-    let copy = scratch.join("smelt.service");
+    let name = unit.file_name().and_then(|name| name.to_str()).context("a unit has a name")?;
+    let copy = scratch.join(name);
     let smelt = smelt.to_str().context("the target's path is text")?;
     fs::write(&copy, text.replace(PROGRAM, smelt))?;
     let verify = Command::new("systemd-analyze").arg("verify").arg(&copy).output()?;
     // It ends well where it ignores a line, and says so.
     let said = String::from_utf8_lossy(&verify.stderr);
-    ensure!(
-        verify.status.success() && !said.contains("smelt.service"),
-        "the unit is wrong: {}",
-        said.trim()
-    );
+    ensure!(verify.status.success() && !said.contains(name), "the unit is wrong: {}", said.trim());
     Ok(())
 }
 
