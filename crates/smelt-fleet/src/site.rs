@@ -7,6 +7,8 @@ mod choice;
 mod learned;
 #[cfg(test)]
 mod simulation;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::cell::RefCell;

@@ -67,7 +67,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let alone = site.alone()?;
     let all = site.all(is_found)?;
     let (copies, times) = (all.copies(mib), all.seconds / alone.seconds);
-    println!("| {mib} MiB, {boards} boards, {LINE}it/s | s | copies over the line |");
+    println!("| {mib} MiB, {boards} boards, 20 Mbit/s | s | copies over the line |");
     println!("|---|---|---|");
     println!("| one board, alone | {:.1} | {:.2} |", alone.seconds, alone.copies(mib));
     println!(

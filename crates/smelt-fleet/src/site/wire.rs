@@ -1,6 +1,6 @@
 //! Neighbours on the network: who they are, which of them answer, and what they say.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -82,6 +82,9 @@ enum Line {
     /// It is asked no more: it is this board itself, wants another token, or has failed too often.
     Gone,
 }
+
+/// Of each chunk whether a neighbour has it, and whether it comes to it.
+type Looked = (Vec<bool>, Vec<bool>);
 
 /// What a neighbour said of itself.
 struct Greeting {
@@ -191,7 +194,7 @@ impl Wire {
         &self,
         mut client: ContentAddressableStorageClient<Channel>,
         asked: &[Blob],
-    ) -> Result<(Vec<bool>, Vec<bool>), Status> {
+    ) -> Result<Looked, Status> {
         let message = api::FindMissingBlobsRequest {
             instance_name: String::new(),
             blob_digests: asked.iter().map(named).collect(),
@@ -202,8 +205,7 @@ impl Wire {
         let comes = answer.metadata().get_bin(COMES).and_then(|bits| bits.to_bytes().ok());
         let comes = of_bits(&comes.unwrap_or_default(), asked.len());
         let missing = answer.into_inner().missing_blob_digests;
-        let missing: std::collections::HashSet<String> =
-            missing.into_iter().map(|digest| digest.hash).collect();
+        let missing: HashSet<String> = missing.into_iter().map(|digest| digest.hash).collect();
         let has = |blob: &Blob| !missing.contains(&blob.digest.to_string());
         Ok((asked.iter().map(has).collect(), comes))
     }
@@ -268,7 +270,7 @@ impl Neighbours for Wire {
             (*number, look.as_ref().map(drop).map_err(Status::code))
         };
         self.heard(&looked.iter().map(end).collect::<Vec<_>>());
-        let seen = |(neighbour, look): (usize, Result<(Vec<bool>, Vec<bool>), Status>)| {
+        let seen = |(neighbour, look): (usize, Result<Looked, Status>)| {
             let (has, comes) = look.ok()?;
             Some(Seen { neighbour, has, comes })
         };
@@ -375,3 +377,6 @@ async fn greet(address: String, pass: Option<MetadataValue<Ascii>>) -> Result<Gr
     })
     .await
 }
+
+#[cfg(test)]
+mod tests;
