@@ -30,7 +30,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What a neighbour sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct NeighbourAnswer {
     /// Its number.
     pub neighbour: usize,
     /// Of each chunk that it was asked for, as it sent it; `None` where it has none, or others come first.
@@ -45,7 +45,7 @@ pub trait Neighbours: Sync {
     fn look(&self, asked: &[Blob]) -> Vec<Seen>;
 
     /// Asks each of them for its chunks, all at once; one that does not answer in time sends nothing.
-    fn read(&self, lists: &[(usize, Vec<Blob>)]) -> Vec<Answer>;
+    fn read(&self, lists: &[(usize, Vec<Blob>)]) -> Vec<NeighbourAnswer>;
 
     /// What a neighbour is called.
     fn name(&self, neighbour: usize) -> String;
@@ -90,7 +90,7 @@ impl<'a> Site<'a> {
         asked: &[Blob],
         choice: &Choice,
         comes: &mut dyn FnMut(&[Blob]),
-    ) -> (Option<Read>, Vec<Answer>) {
+    ) -> (Option<Read>, Vec<NeighbourAnswer>) {
         let blobs = |numbers: &[usize]| numbers.iter().map(|at| asked[*at]).collect::<Vec<_>>();
         let lists = choice.neighbours.iter().map(|(to, numbers)| (*to, blobs(numbers)));
         let lists: Vec<(usize, Vec<Blob>)> = lists.collect();
@@ -112,9 +112,9 @@ impl<'a> Site<'a> {
     }
 
     /// What neighbours sent of what they were asked for: only what it is called.
-    fn checked(&self, asked: &[Blob], choice: &Choice, answers: Vec<Answer>) -> Vec<Part> {
+    fn checked(&self, asked: &[Blob], choice: &Choice, answers: Vec<NeighbourAnswer>) -> Vec<Part> {
         let mut parts = Vec::new();
-        for Answer { neighbour, contents, took } in answers {
+        for NeighbourAnswer { neighbour, contents, took } in answers {
             let list = choice.neighbours.iter().find(|(to, _)| *to == neighbour);
             let numbers = list.map_or(&[][..], |(_, numbers)| numbers);
             let wanted: u64 = numbers.iter().map(|at| u64::from(asked[*at].bytes)).sum();

@@ -55,11 +55,11 @@ impl Neighbours for Memory {
         here.map(one).collect()
     }
 
-    fn read(&self, lists: &[(usize, Vec<Blob>)]) -> Vec<Answer> {
+    fn read(&self, lists: &[(usize, Vec<Blob>)]) -> Vec<NeighbourAnswer> {
         let one = |(neighbour, blobs): &(usize, Vec<Blob>)| {
             let manner = self.manners[*neighbour];
             let contents = blobs.iter().map(|blob| self.sends(manner, blob)).collect();
-            Answer { neighbour: *neighbour, contents, took: Duration::from_millis(1) }
+            NeighbourAnswer { neighbour: *neighbour, contents, took: Duration::from_millis(1) }
         };
         lists.iter().map(one).collect()
     }

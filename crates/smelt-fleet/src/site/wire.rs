@@ -14,7 +14,7 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
-use super::{Answer, Neighbours, Seen};
+use super::{NeighbourAnswer, Neighbours, Seen};
 use crate::address::PeerList;
 use crate::mdns::Finder;
 use crate::peer::{COMES, ID, of_bits, pass};
@@ -277,7 +277,7 @@ impl Neighbours for Wire {
         looked.into_iter().filter_map(seen).collect()
     }
 
-    fn read(&self, lists: &[(usize, Vec<Blob>)]) -> Vec<Answer> {
+    fn read(&self, lists: &[(usize, Vec<Blob>)]) -> Vec<NeighbourAnswer> {
         let ready: HashMap<_, _> = self.ready().into_iter().collect();
         let reads = lists.iter().map(|(number, blobs)| {
             let client = ready.get(number).cloned();
@@ -296,7 +296,11 @@ impl Neighbours for Wire {
         };
         self.heard(&read.iter().map(end).collect::<Vec<_>>());
         let answer = |(neighbour, count, read, took): (usize, usize, Result<_, Status>, _)| {
-            Answer { neighbour, contents: read.unwrap_or_else(|_| vec![None; count]), took }
+            NeighbourAnswer {
+                neighbour,
+                contents: read.unwrap_or_else(|_| vec![None; count]),
+                took,
+            }
         };
         read.into_iter().map(answer).collect()
     }
