@@ -455,7 +455,7 @@ mod tests {
 
     #[test]
     fn every_setting_but_the_store_is_the_default_of_a_flag() {
-        let text = "store = \"/s\"\njobs = 2\nkeep-free = \"1GiB\"\n[fleet]\naddress = \"grpc://h:1\"\nlock = \"nats://h:2\"\npush = \"sealed\"\n\
+        let text = "store = \"/s\"\njobs = 2\nkeep-free = \"1GiB\"\n[fleet]\naddress = \"grpc://h:1\"\nlock = \"nats://h:2\"\npeers = \"h:3,mdns\"\npush = \"sealed\"\n\
                     trust = \"/t\"\nkey = \"/k\"\ntoken-file = \"/f\"\nca = \"/c\"\nrate = \"2MiB\"\n\
                     push-kind = \"deployment,verify\"\npush-max = \"1GiB\"\n";
         let config: &'static Config = Box::leak(Box::new(of(&[("/c.toml", text)]).unwrap()));

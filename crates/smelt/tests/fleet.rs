@@ -1,10 +1,14 @@
 //! `smelt fleet`, and runs that share what they built, where no server answers.  `cargo xtask fleet` asks a real one.
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Stdio;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::world::{Ended, World, ended, refused, text_world};
@@ -62,6 +66,34 @@ fn keys_are_believed_and_revoked_by_name() {
     assert!(world.read(".config/smelt/trust.toml").contains("revoked = "));
     world.write(".config/smelt/trust.toml", "[[key]]\nname = 1\n");
     refused(&on_board(&world, &["fleet", "untrust", "bench"]), 2, "trust.toml: line 2");
+}
+
+#[test]
+fn a_peer_that_cannot_listen_says_so_and_one_that_is_stopped_ends_well() {
+    let world = World::new("");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let peer = ["fleet", "peer", "--listen", &address];
+    refused(&on_board(&world, &peer), 1, "--listen names another address");
+    for odd in [["fleet", "peer", "--listen", "nowhere"], ["fleet", "peer", "--rate", "fast"]] {
+        assert_eq!(on_board(&world, &odd).code, Some(2));
+    }
+    let odd = ["cache", "pull", "p.toml", "--fleet", "grpc://h:1", "--fleet-peers", "board"];
+    let said = on_board(&world, &odd);
+    assert_eq!(said.code, Some(2));
+    assert!(said.stderr.contains("write HOST:PORT"), "{}", said.stderr);
+    drop(taken);
+    let mut command = world.command(&peer);
+    let child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    while TcpStream::connect(&address).is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "it does not listen");
+        thread::sleep(Duration::from_millis(20));
+    }
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success() && said.contains("sent 0 chunks"), "{said}");
 }
 
 #[test]
