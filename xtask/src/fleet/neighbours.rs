@@ -81,6 +81,8 @@ impl Site<'_> {
         let output = pull.env("SMELT_FLEET_TOKEN", token).output()?;
         let said = text(&output.stderr);
         ensure!(output.status.success(), "{}: {said}", output.status);
+        let is_refused = token != TOKEN;
+        ensure!(said.contains("want another token") == is_refused, "{token}: {said}");
         serde_json::from_slice(&output.stdout).context(said)
     }
 

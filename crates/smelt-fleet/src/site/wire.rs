@@ -79,7 +79,9 @@ enum Line {
     Greeted(JoinHandle<Result<Greeting, Status>>),
     /// It is left alone until then.
     Off(Instant),
-    /// It is asked no more: it is this board itself, wants another token, or has failed too often.
+    /// It wants another token.
+    Refuses,
+    /// It is asked no more: it is this board itself, no peer, or has failed too often.
     Gone,
 }
 
@@ -121,6 +123,13 @@ impl Wire {
         let mut state = State::default();
         hosts.into_iter().for_each(|host| state.add(host));
         Ok(Self { runtime: Some(runtime), pass, own, finder, state: Mutex::new(state) })
+    }
+
+    /// Those that want another token than this board's.
+    pub fn refusing(&self) -> Vec<String> {
+        let state = self.state();
+        let refusing = state.peers.iter().filter(|peer| matches!(peer.line, Line::Refuses));
+        refusing.map(|peer| peer.address.clone()).collect()
     }
 
     fn runtime(&self) -> &Runtime {
@@ -335,8 +344,8 @@ impl Peer {
                 self.failures = 0;
                 self.line = Line::Ready(ContentAddressableStorageClient::new(greeting.channel));
             }
-            // Another fleet's, or none of ours: it is no use.
-            Err(status) if is_final(status.code()) => self.line = Line::Gone,
+            Err(status) if is_of_token(status.code()) => self.line = Line::Refuses,
+            Err(status) if status.code() == Code::Unimplemented => self.line = Line::Gone,
             Err(_) => self.failed(),
         }
     }
@@ -350,8 +359,8 @@ impl Peer {
     }
 }
 
-fn is_final(code: Code) -> bool {
-    matches!(code, Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented)
+fn is_of_token(code: Code) -> bool {
+    matches!(code, Code::Unauthenticated | Code::PermissionDenied)
 }
 
 fn with_pass<T>(message: T, limit: Duration, pass: Option<&MetadataValue<Ascii>>) -> Request<T> {

@@ -354,6 +354,13 @@ impl<'a> Pulling<'a> {
             }
             None => offer.fetch(&server, &local, into, &mut told),
         };
+        let refusing = wire.as_ref().map(Wire::refusing).unwrap_or_default();
+        if !refusing.is_empty() && self.told.insert(refusing.join(", ")) {
+            warn(format_args!(
+                "neighbours want another token than this board's: {}; SMELT_FLEET_TOKEN, or --fleet-token-file",
+                refusing.join(", ")
+            ));
+        }
         let fetched = fetched.map_err(|error| self.failed(&error))?;
         self.bytes += fetched.bytes;
         self.neighbours += fetched.neighbours;

@@ -91,6 +91,8 @@ fn a_peer_wants_the_token_and_a_board_leaves_itself_out() {
     for (token, own) in [(None, None), (Some("other"), None), (Some("secret"), Some("here"))] {
         let wire = served.wire(token, own);
         assert!(wire.look(&served.order).is_empty(), "{token:?} {own:?}");
+        let is_told = !wire.refusing().is_empty();
+        assert_eq!(is_told, own.is_none(), "a wrong token is told, and the own board is not");
         assert_eq!(served.read_all(&wire, &served.server()), Ok(0));
     }
 }
