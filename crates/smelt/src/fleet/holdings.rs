@@ -93,3 +93,37 @@ pub(crate) fn keep_own_peer(store: &Store, id: &str) {
 fn peer_note() -> Digest {
     Digest::of(b"the name of this store's peer")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use serde_json::{Value, json};
+    use smelt_store::Wait;
+
+    use super::*;
+
+    /// What was built here and never published, as a stage that says `share = false`, is nobody else's.
+    #[test]
+    fn only_what_came_from_a_fleet_or_was_published_is_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), Wait::No).unwrap();
+        let holder = store.begin_hold(SystemTime::now()).unwrap();
+        let seal = |name: &str, record: Value| {
+            let work = holder.work_dir(name).unwrap();
+            fs::create_dir(work.join("deep")).unwrap();
+            fs::write(work.join("deep/file"), name).unwrap();
+            let key = Digest::of(name.as_bytes());
+            store.seal_referring(&key, &work, record, &[]).unwrap().digest
+        };
+        let own = seal("own", json!({}));
+        let fetched = seal("fetched", json!({ "fleet": {} }));
+        let published = seal("published", json!({}));
+        let served = || sealed(&store).unwrap();
+        assert_eq!(served().iter().map(|it| it.tree).collect::<Vec<_>>(), [fetched]);
+        assert_eq!(served()[0].files, [("deep/file".to_owned(), 7)]);
+        keep_published(&store, &[published, published]);
+        let trees: HashSet<Digest> = served().iter().map(|it| it.tree).collect();
+        assert!(trees == HashSet::from([fetched, published]) && !trees.contains(&own));
+    }
+}
