@@ -60,7 +60,7 @@ pub(crate) struct DeliverPullFlags {
     /// Take it although a newer version was taken before
     #[arg(long)]
     pub(crate) allow_older: bool,
-    /// How many believed keys must vouch for it (default: `least` under [deliveries] of the trust file, else 1)
+    /// How many believed keys must vouch for it (default: `least` of `[deliveries]` in the trust file, else 1)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=16))]
     pub(crate) least: Option<u16>,
 }
