@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
+use crate::remote::{Blob, Entry, Key, Remote, RemoteError, first_within};
 
 /// Bytes are moved in parts of so many seconds' worth: shorter ones cost a round trip more often.
 const PART_S: f64 = 0.5;
@@ -69,12 +69,7 @@ impl<'a> Paced<'a> {
     fn part<T>(&self, blobs: &[T], bytes: impl Fn(&T) -> u32) -> usize {
         let Some(pace) = &self.pace else { return blobs.len() };
         let most = locked(pace).bytes_per_s as f64 * PART_S;
-        let mut sum = 0.0;
-        let fits = |blob: &&T| {
-            sum += f64::from(bytes(blob));
-            sum <= most
-        };
-        blobs.iter().take_while(fits).count().max(1)
+        first_within(blobs, most as u64, bytes)
     }
 
     /// Waits as long as moving bytes should have taken.

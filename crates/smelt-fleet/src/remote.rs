@@ -104,10 +104,10 @@ pub struct Part {
 }
 
 /// How many of these, from the first on, have no more than so many bytes together; at least one.
-pub(crate) fn first_within(blobs: &[Blob], bytes_max: u64) -> usize {
+pub(crate) fn first_within<T>(blobs: &[T], bytes_max: u64, bytes: impl Fn(&T) -> u32) -> usize {
     let mut sum = 0;
-    let fits = |blob: &&Blob| {
-        sum += u64::from(blob.bytes);
+    let fits = |blob: &&T| {
+        sum += u64::from(bytes(blob));
         sum <= bytes_max
     };
     blobs.iter().take_while(fits).count().max(1).min(blobs.len())
@@ -144,7 +144,7 @@ pub trait Remote {
         bytes_max: u64,
         comes: &mut dyn FnMut(&[Blob]),
     ) -> Result<Vec<Part>, RemoteError> {
-        let first = &blobs[..first_within(blobs, bytes_max)];
+        let first = &blobs[..first_within(blobs, bytes_max, |blob| blob.bytes)];
         comes(first);
         let part = |(number, content)| Part { number, content, is_neighbours: false };
         Ok(self.read(first)?.into_iter().enumerate().map(part).collect())
