@@ -354,11 +354,10 @@ impl<'a> Pulling<'a> {
             }
             None => offer.fetch(&server, &local, into, &mut told),
         };
-        let refusing = wire.as_ref().map(Wire::refusing).unwrap_or_default();
-        if !refusing.is_empty() && self.told.insert(refusing.join(", ")) {
+        let refusing = wire.as_ref().map(Wire::refusing).unwrap_or_default().join(", ");
+        if !refusing.is_empty() && self.told.insert(refusing.clone()) {
             warn(format_args!(
-                "neighbours want another token than this board's: {}; SMELT_FLEET_TOKEN, or --fleet-token-file",
-                refusing.join(", ")
+                "neighbours want another token than this board's: {refusing}; SMELT_FLEET_TOKEN, or --fleet-token-file"
             ));
         }
         let fetched = fetched.map_err(|error| self.failed(&error))?;
