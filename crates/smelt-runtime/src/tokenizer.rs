@@ -86,6 +86,8 @@ pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     /// Bytes of its longest token.
     longest: usize,
+    /// Behind its last token.
+    vocab: usize,
 }
 
 impl Tokenizer {
@@ -106,7 +108,10 @@ impl Tokenizer {
         };
         limits::check(&bytes).map_err(|why| TokenizerError::Broken { path: path.into(), why })?;
         let inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?;
-        Ok(Self { longest: longest(&inner), inner: Arc::new(inner) })
+        // A copy of all words: made once.
+        let words = inner.get_vocab(true);
+        let vocab = words.values().max().map_or(0, |largest| *largest as usize + 1);
+        Ok(Self { longest: longest(&inner, words.keys()), vocab, inner: Arc::new(inner) })
     }
 
     /// The most bytes of a text that so many tokens can have.  A text of more need not be encoded, which takes
@@ -246,8 +251,7 @@ impl Tokenizer {
 
     /// One more than the largest token.
     pub fn vocab(&self) -> usize {
-        let tokens = self.inner.get_vocab(true);
-        tokens.values().max().map_or(0, |largest| *largest as usize + 1)
+        self.vocab
     }
 }
 
@@ -355,14 +359,16 @@ fn unsettled(text: &str) -> usize {
     replaced.min(HELD_CHARS_MAX) * char::REPLACEMENT_CHARACTER.len_utf8()
 }
 
-/// Bytes of the longest token.
-fn longest(tokenizer: &tokenizers::Tokenizer) -> usize {
+/// Bytes of the longest of a tokenizer's `words`.
+fn longest<'a>(
+    tokenizer: &tokenizers::Tokenizer,
+    words: impl Iterator<Item = &'a String>,
+) -> usize {
     let decoder = serde_json::to_string(&tokenizer.get_decoder()).unwrap_or_default();
     // Its words have a letter for each byte.
     let is_of_letters = decoder.contains(r#""ByteLevel""#);
     let bytes = |word: &String| if is_of_letters { word.chars().count() } else { word.len() };
-    let all = tokenizer.get_vocab(true);
-    all.keys().map(bytes).max().unwrap_or_default().max(TOKEN_BYTES_LEAST)
+    words.map(bytes).max().unwrap_or_default().max(TOKEN_BYTES_LEAST)
 }
 
 fn unencoded(error: tokenizers::Error) -> TokenizerError {

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::config::bad;
@@ -78,6 +79,13 @@ pub struct SideFile {
     pub text: String,
 }
 
+impl SideFile {
+    fn of(name: &'static str, value: &impl Serialize) -> Self {
+        let text = serde_json::to_string_pretty(value).expect("its keys are texts");
+        Self { name, text: text + "\n" }
+    }
+}
+
 /// The files that the metadata of `header` stands for, those that are `wanted`: a tokenizer that is not
 /// read matters only where it is.  Some files hold weights alone.
 ///
@@ -91,13 +99,12 @@ pub(crate) fn files(
         return Ok(Vec::new());
     }
     let words = Words::of(header)?;
-    let file = |name, value: Value| SideFile { name, text: format!("{value:#}\n") };
     let mut files = Vec::new();
     if wanted(TOKENIZER_FILE) {
-        files.push(file(TOKENIZER_FILE, words.tokenizer()?));
+        files.push(SideFile::of(TOKENIZER_FILE, &words.tokenizer()?));
     }
-    files.push(file("tokenizer_config.json", words.config()));
-    files.push(file("generation_config.json", words.generation()));
+    files.push(SideFile::of("tokenizer_config.json", &words.config()));
+    files.push(SideFile::of("generation_config.json", &words.generation()));
     files.retain(|file| wanted(file.name));
     Ok(files)
 }
@@ -109,6 +116,45 @@ enum Spelling {
     Bytes(Pre),
     /// Characters, spaces shown as `▁`, bytes where there is no such character: SentencePiece's.
     Characters,
+}
+
+/// tokenizer.json, as the library `tokenizers` writes it.  Vocabularies are a hundred thousand texts, which are written as
+/// they lie in the file.
+#[derive(Serialize)]
+struct TokenizerFile<'a> {
+    version: &'static str,
+    truncation: (),
+    padding: (),
+    added_tokens: Vec<Value>,
+    normalizer: Value,
+    pre_tokenizer: Value,
+    post_processor: Value,
+    decoder: Value,
+    model: Bpe<'a>,
+}
+
+/// Its vocabulary and how pieces become longer ones.
+#[derive(Serialize)]
+struct Bpe<'a> {
+    r#type: &'static str,
+    dropout: (),
+    unk_token: Value,
+    continuing_subword_prefix: (),
+    end_of_word_suffix: (),
+    fuse_unk: bool,
+    byte_fallback: bool,
+    ignore_merges: bool,
+    vocab: Vocab<'a>,
+    merges: Vec<[&'a str; 2]>,
+}
+
+/// An object of tokens and their ids, by rising ids.
+struct Vocab<'a>(&'a Words<'a>);
+
+impl Serialize for Vocab<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.vocab())
+    }
 }
 
 /// The vocabulary of a file.
@@ -139,14 +185,15 @@ impl<'a> Words<'a> {
             None => Some(vec![Type::Normal; tokens.len()]),
         };
         let types = types.ok_or_else(|| bad(header, TYPES, "an array of numbers from 1 to 6"))?;
-        let is_there = |(at, _): &(usize, &String)| types[*at] != Type::Unused;
+        let mut words = Self { header, spelling, tokens, types, ids: HashMap::new() };
         let mut ids = HashMap::with_capacity(tokens.len());
-        for (id, token) in tokens.iter().enumerate().filter(is_there) {
-            if ids.insert(token.as_str(), id).is_some() {
-                return Err(GgufLie::DuplicateName { name: token.clone() });
+        for (token, id) in words.vocab() {
+            if ids.insert(&*tokens[id], id).is_some() {
+                return Err(GgufLie::DuplicateName { name: token.to_owned() });
             }
         }
-        Ok(Self { header, spelling, tokens, types, ids })
+        words.ids = ids;
+        Ok(words)
     }
 
     /// The token that the entry `tokenizer.ggml.{name}_token_id` names, or that SentencePiece has there.
@@ -188,42 +235,44 @@ impl<'a> Words<'a> {
     }
 
     /// tokenizer.json.
-    fn tokenizer(&self) -> Result<Value, GgufLie> {
-        let mut vocab: Vec<(&str, usize)> =
-            self.ids.iter().map(|(word, id)| (*word, *id)).collect();
-        vocab.sort_unstable_by_key(|(_, id)| *id);
-        let word = |(word, id): (&str, usize)| (word.to_owned(), id.into());
-        let vocab: serde_json::Map<String, Value> = vocab.into_iter().map(word).collect();
+    fn tokenizer(&self) -> Result<TokenizerFile<'_>, GgufLie> {
         let spelling = self.spelling.clone()?;
         if self.header.flag(EXTRA) == Some(true) {
             return Err(bad(self.header, EXTRA, "false"));
         }
         let is_of_characters = spelling == Spelling::Characters;
         let has_bytes = self.types.iter().filter(|kind| **kind == Type::Byte).count() == 256;
-        let ignores = matches!(spelling, Spelling::Bytes(pre) if pre.ignores_merges());
         let unknown = if is_of_characters { self.text(self.unknown()) } else { Value::Null };
-        Ok(json!({
-            "version": "1.0",
-            "truncation": null,
-            "padding": null,
-            "added_tokens": self.added(),
-            "normalizer": self.normalizer(spelling),
-            "pre_tokenizer": pre_tokenizer(spelling),
-            "post_processor": self.post_processor(),
-            "decoder": self.decoder(spelling),
-            "model": {
-                "type": "BPE",
-                "dropout": null,
-                "unk_token": unknown,
-                "continuing_subword_prefix": null,
-                "end_of_word_suffix": null,
-                "fuse_unk": is_of_characters,
-                "byte_fallback": is_of_characters && has_bytes,
-                "ignore_merges": ignores,
-                "vocab": vocab,
-                "merges": self.merges(spelling)?,
-            },
-        }))
+        let model = Bpe {
+            r#type: "BPE",
+            dropout: (),
+            unk_token: unknown,
+            continuing_subword_prefix: (),
+            end_of_word_suffix: (),
+            fuse_unk: is_of_characters,
+            byte_fallback: is_of_characters && has_bytes,
+            ignore_merges: matches!(spelling, Spelling::Bytes(pre) if pre.ignores_merges()),
+            vocab: Vocab(self),
+            merges: self.merges(spelling)?,
+        };
+        Ok(TokenizerFile {
+            version: "1.0",
+            truncation: (),
+            padding: (),
+            added_tokens: self.added(),
+            normalizer: self.normalizer(spelling),
+            pre_tokenizer: pre_tokenizer(spelling),
+            post_processor: self.post_processor(),
+            decoder: self.decoder(spelling),
+            model,
+        })
+    }
+
+    /// Tokens and their ids, without those that only fill up.
+    fn vocab(&self) -> impl Iterator<Item = (&str, usize)> {
+        let all = self.tokens.iter().enumerate();
+        let used = all.filter(|(id, _)| self.types[*id] != Type::Unused);
+        used.map(|(id, token)| (token.as_str(), id))
     }
 
     /// Tokens that are found in texts before these are cut.
