@@ -1,5 +1,7 @@
 //! Compares what engines compute with what the reference does.
 
+use std::path::Path;
+
 use smelt_backend::{HostFeatures, VisionEngine};
 use smelt_deploy::DeployError;
 use smelt_engine::llm::Arithmetic;
@@ -17,9 +19,11 @@ use crate::weights::Weights;
 /// What the engine saw and what the reference did.
 type Seen = (HostFeatures, reference::ImageFeatures);
 
-/// Has the engines of `parties` compute, and records how far they are from the reference.
+/// Has the engines of `parties`, whose tokenizer and template are in `texts`, compute, and records how far they are from the
+/// reference.
 pub(crate) fn compute(
     parties: &mut Parties,
+    texts: &Path,
     record: &mut Record,
     course: &mut Course<'_>,
 ) -> Result<(), DeployError> {
@@ -32,12 +36,12 @@ pub(crate) fn compute(
     let kept = parties.vision.get(which);
     let kept = kept.map(|_| record.weights.first().map_or(Kept::Rounded, Weights::kept));
     let bound = parties.vision_bound(kept);
-    let Parties { vision, llm, against, texts, weights, extent, .. } = parties;
+    let Parties { vision, llm, against, weights, extent, .. } = parties;
     let engine = vision.get(which);
     let room = llm.limits().max_seq_len;
     let probe = match &engine {
-        Some(engine) => Probe::new(against, texts.dir(), engine, *extent)?,
-        None => Probe::of_text(texts.dir(), room)?,
+        Some(engine) => Probe::new(against, texts, engine, *extent)?,
+        None => Probe::of_text(texts, room)?,
     };
     probe.check_room(room)?;
     let mut found = |finding: Finding, course: &Course<'_>| {

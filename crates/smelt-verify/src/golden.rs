@@ -32,21 +32,22 @@ pub(crate) struct Prompted {
     is_right: bool,
 }
 
-/// Asks the prompts of `folder`, tells which, and records what was said; gives what a person reads of the wrong
+/// Asks the prompts of `folder` by the tokenizer and template in `texts`, tells which, and records what was said; gives what a person reads of the wrong
 /// answers.
 pub(crate) fn ask(
     asked: &Verification<'_>,
     parties: Parties,
+    texts: &Path,
     (folder, course): (&Path, &Course<'_>),
     record: &mut Vec<Prompted>,
 ) -> Result<Vec<String>, DeployError> {
-    let Parties { vision, llm, against, texts, .. } = parties;
+    let Parties { vision, llm, against, .. } = parties;
     let questions =
         question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(DeployError::given)?;
     let vision_dirs = asked.vision.map(|dir| engine_dirs(&[dir])).transpose()?;
     let engines = ChatEngines { vision: vision_dirs, llm: engine_dirs(&[asked.llm])? };
-    let spec = spec::chat(&against, texts.dir(), "verified", engines)?;
-    let deployment = Deployment::of_engines(texts.dir(), spec, vision, llm.into_decoder()?);
+    let spec = spec::chat(&against, texts, "verified", engines)?;
+    let deployment = Deployment::of_engines(texts, spec, vision, llm.into_decoder()?);
     let mut deployment = deployment.map_err(DeployError::engine)?;
     let mut complaints = Vec::new();
     for (index, question) in questions.iter().enumerate() {

@@ -87,7 +87,6 @@ impl Made {
             vision: Vec::new(),
             sees_in_halves: false,
             llm,
-            texts: TextFiles::of(&against, self.dir.path(), &|_| {}).unwrap(),
             against,
             weights: Some(self.checkpoint("packed")),
             extent: Extent::Sampled,
@@ -107,7 +106,9 @@ impl Made {
     fn of_computing(&self) -> Vec<String> {
         let mut record = Record::new(None);
         let course = &mut Course::new(Vec::new(), &|_| {});
-        compute(&mut self.parties(false), &mut record, course).unwrap();
+        let mut parties = self.parties(false);
+        let texts = TextFiles::of(&parties.against, self.dir.path(), &|_| {}).unwrap();
+        compute(&mut parties, texts.dir(), &mut record, course).unwrap();
         assert_eq!(record.findings.len(), 2, "its own weights, and the checkpoint");
         record.findings.iter().filter_map(Finding::complaint).collect()
     }

@@ -3,7 +3,6 @@
 use smelt_backend::{Heading, VisionEngine};
 use smelt_cuda::CudaTarget;
 use smelt_deploy::DeployError;
-use smelt_deploy::text_files::TextFiles;
 use smelt_model::checkpoint::Checkpoint;
 
 use crate::bounds::{self, Bound, Kept};
@@ -23,8 +22,6 @@ pub(crate) struct Parties {
     pub(crate) llm: VerifiedDecoder,
     /// The f32 reference.
     pub(crate) against: Checkpoint,
-    /// Its tokenizer and chat template.
-    pub(crate) texts: TextFiles,
     /// What the decoder was built from, where that is named.
     pub(crate) weights: Option<Checkpoint>,
     /// How much the reference computes.
@@ -55,9 +52,8 @@ impl Parties {
         let whole = vision.first().map_or(Ok(()), |engine| engine.verify_digest(told));
         whole.map_err(DeployError::engine)?;
         llm.verify_digest(told)?;
-        let texts = TextFiles::of(&against, asked.out, say)?;
         let extent = if asked.full { Extent::Full } else { Extent::Sampled };
-        Ok(Self { vision, sees_in_halves, llm, against, texts, weights, extent })
+        Ok(Self { vision, sees_in_halves, llm, against, weights, extent })
     }
 
     /// Whether the decoder has the very weights of the reference.

@@ -1,6 +1,7 @@
 //! A verification, from what is asked to what is found.
 
 use smelt_deploy::DeployError;
+use smelt_deploy::text_files::TextFiles;
 
 use crate::bounds::Finding;
 use crate::compute::compute;
@@ -41,7 +42,8 @@ pub fn verify(
         return record.write(out);
     }
 
-    compute(&mut parties, &mut record, course)?;
+    let texts = TextFiles::of(&parties.against, out, say)?;
+    compute(&mut parties, texts.dir(), &mut record, course)?;
     let wrong = record.findings.iter().filter_map(Finding::complaint);
     let wrong: Vec<String> = wrong.collect();
     let hint = record.weights.iter().find_map(|weights| weights.elsewhere().first());
@@ -50,7 +52,8 @@ pub fn verify(
 
     if let Some(folder) = asked.prompts {
         course.goes_on("golden prompts");
-        let complaints = golden::ask(asked, parties, (folder, course), &mut record.prompts)?;
+        let complaints =
+            golden::ask(asked, parties, texts.dir(), (folder, course), &mut record.prompts)?;
         record.conclude(out, course, complaints)?;
     }
     record.write(out)
