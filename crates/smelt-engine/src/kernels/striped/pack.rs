@@ -32,12 +32,9 @@ pub fn stripe_nibbles(rows: &[u8], columns: usize) -> Vec<u8> {
     let mut out = vec![0; Bits::Four.stripe_bytes(columns)];
     for (lane, row) in rows.chunks_exact(columns.div_ceil(2).max(1)).enumerate() {
         let whole = columns / 8;
-        for (block, &[a, b, c, d]) in row.as_chunks::<4>().0[..whole].iter().enumerate() {
-            // Columns 0 to 3 in the low nibbles, 4 to 7 in the high ones.
-            let [low, high] = [[a, b], [c, d]].map(|[a, b]| [a & 15, a >> 4, b & 15, b >> 4]);
-            let out = &mut out[(block * STRIPE + lane) * 4..][..4];
-            let both = low.iter().zip(high).map(|(low, high)| low | high << 4);
-            out.iter_mut().zip(both).for_each(|(out, byte)| *out = byte);
+        let words = out.as_chunks_mut::<4>().0.iter_mut().skip(lane).step_by(STRIPE);
+        for (word, out) in row.as_chunks::<4>().0[..whole].iter().zip(words) {
+            *out = halves(u32::from_le_bytes(*word)).to_le_bytes();
         }
         for column in whole * 8..columns {
             let nibble = (row[column / 2] >> (column % 2 * 4)) & 15;
@@ -46,4 +43,13 @@ pub fn stripe_nibbles(rows: &[u8], columns: usize) -> Vec<u8> {
         }
     }
     out
+}
+
+/// Eight nibbles in order, the first lowest, to a byte a column: columns 0 to 3 in the low nibbles, 4 to 7 in the high ones.
+fn halves(word: u32) -> u32 {
+    // Pairs of bytes, bytes and nibbles move apart, each to twice its distance.
+    let pairs = (u64::from(word) | u64::from(word) << 16) & 0x0000_ffff_0000_ffff;
+    let bytes = (pairs | pairs << 8) & 0x00ff_00ff_00ff_00ff;
+    let nibbles = (bytes | bytes << 4) & 0x0f0f_0f0f_0f0f_0f0f;
+    (nibbles | nibbles >> 28) as u32
 }
