@@ -1,7 +1,8 @@
 //! Runs every check, in the order that fails fastest, and says how long each took.
 //!
 //! What is executed instruction by instruction for other machines runs beside the other checks of our own, in a process whose
-//! output is kept until it ends: each of the two leaves a core to the other for half of the time.
+//! output is kept until it ends: each of the two leaves a core to the other for half of the time.  Guests and long sweeps are
+//! those of `soak`.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -15,8 +16,8 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
 use crate::{
-    bench, cma, conformance, cross, fetch, fleet, onnxruntime, operation, power_cuts, root, target,
-    tidy, toolchains, unchanged, walks,
+    bench, conformance, cross, fetch, fleet, onnxruntime, operation, root, target, tidy,
+    toolchains, unchanged, walks,
 };
 
 /// Steps that need nothing but cargo.
@@ -63,20 +64,15 @@ const BUILDING: [CheckFn; 4] = [
 ];
 
 /// Those that ask what was built.
-const ASKING: [CheckFn; 5] = [
+const ASKING: [CheckFn; 4] = [
     ("fleet", &[], fleet::run_in_ci),
     ("conformance", &[], || ran(conformance::run())),
     ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
-    ("bench router", &[], || ran(bench::router::run(&["--smoke"]))),
     ("walks", &["README.md", "docs"], || ran(walks::run(walks::Walker::Ci))),
 ];
 
-/// Those beside them; `cma` goes on from what `aarch64` built.
-const BESIDE: [CheckFn; 3] = [
-    ("aarch64", &[], || ran(cross::test_engine())),
-    ("cma", &[], || cma::run(cma::CI)),
-    ("power cuts", &[], || power_cuts::run(power_cuts::CI)),
-];
+/// Those beside them.
+const BESIDE: [CheckFn; 1] = [("aarch64", &[], || ran(cross::test_engine()))];
 
 /// The program that runs, which the tests have built anew at its place.
 const ITSELF: &str = "/proc/self/exe";
@@ -248,8 +244,7 @@ mod tests {
     #[test]
     fn times_of_checks_beside_are_found_in_what_they_say() {
         let aarch64 = Took { name: "aarch64", times: Some(Times { wall_s: 305, cpu_s: 491 }) };
-        let cma = Took { name: "cma", times: None };
-        let said = format!("$ cargo xtask cma\naarch64: smelt runs\n\n{aarch64}\nx\n{cma}\n");
-        assert_eq!(times_in(&said), format!("{aarch64}\n{cma}\n"));
+        let said = format!("$ cargo test\naarch64: smelt runs\n\n{aarch64}\nx\n");
+        assert_eq!(times_in(&said), format!("{aarch64}\n"));
     }
 }

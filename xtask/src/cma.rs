@@ -12,14 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
 use crate::debian::Packages;
 use crate::guest::{Accelerator, Board, Kernel, Machine, need_qemu};
 use crate::{cross, root, target};
-
-/// How `ci` runs it.
-pub(crate) const CI: &[&str] = &["--if-possible"];
 
 /// Always the newest of Debian's kernels for boards; its dependency has the version.  The kernel
 /// for virtual machines has no test camera.
@@ -39,22 +36,11 @@ const HELD: u32 = 5;
 /// A guest takes half a minute; most of that is QEMU executing instructions one by one.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// `cargo xtask cma [--if-possible]`; whether it ran.
-pub(crate) fn run(arguments: &[&str]) -> Result<bool> {
-    println!("\n$ cargo xtask cma {}", arguments.join(" "));
-    let if_possible = match arguments {
-        [] => false,
-        ["--if-possible"] => true,
-        _ => bail!("cma takes --if-possible and nothing else"),
-    };
+/// `cargo xtask cma`.
+pub(crate) fn run() -> Result<()> {
+    println!("\n$ cargo xtask cma");
     let folder = folder()?;
-    let machine = match prepare(&folder) {
-        Err(error) if if_possible => {
-            println!("NOT RUN, no contiguous memory was exhausted: {error:#}");
-            return Ok(false);
-        }
-        machine => machine?,
-    };
+    let machine = prepare(&folder)?;
     let begin = Instant::now();
     let script = format!("hold {HELD}\nrun exhausted\nheld_by_nobody\nrun borrowed\nend\n");
     let console = machine.run("cma", &script, &[], LIMIT)?;
@@ -69,7 +55,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<bool> {
     }
     println!("a guest of {MEMORY_MIB} MiB with {AREA}, {} s", begin.elapsed().as_secs());
     ensure!(wrongs.is_empty(), "smelt did not see what happened to contiguous memory");
-    Ok(true)
+    Ok(())
 }
 
 /// Where all of this lies.
@@ -77,12 +63,6 @@ fn folder() -> Result<PathBuf> {
     let folder = target().join("cma");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     Ok(folder)
-}
-
-/// Brings what a guest is made of, but for what is compiled.
-pub(crate) fn fetch() -> Result<()> {
-    cross::fetch()?;
-    fetch_into(&folder()?).map(drop)
 }
 
 /// Busybox, and the kernel with its modules.

@@ -3,10 +3,7 @@
 
 use anyhow::{Context, Result};
 
-use crate::{
-    cma, conformance, cross, debian, fleet, nvrtc, onnxruntime, operation, power_cuts, target,
-    toolchains,
-};
+use crate::{conformance, cross, debian, fleet, nvrtc, onnxruntime, operation, target, toolchains};
 
 /// What tests are told, by the names of variables.
 pub(crate) type Variables = Vec<(&'static str, String)>;
@@ -47,10 +44,8 @@ pub(crate) fn for_tests() -> Result<Variables> {
 /// A check, and what brings what it needs.
 type Bring = (&'static str, fn() -> Result<()>);
 
-const CHECKS: [Bring; 6] = [
+const CHECKS: [Bring; 4] = [
     ("aarch64", cross::fetch),
-    ("cma", cma::fetch),
-    ("power cuts", power_cuts::fetch),
     ("conformance", conformance::fetch),
     ("operation", operation::fetch),
     ("fleet", fleet::fetch),

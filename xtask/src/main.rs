@@ -79,7 +79,7 @@ const USAGE: &str =
          llama-server alone and behind smelt serve, one stream; builds llama-server
   bench router [--questions N] [--smoke]
          answers, image tokens and times of one model that looks closely everywhere, nowhere, or where it pays
-  cma [--if-possible]
+  cma
          smelt for aarch64 in a guest whose contiguous memory is exhausted: seen, classed, retried;
          and low for a harmless reason: no alarm
   conformance
@@ -164,7 +164,7 @@ fn main() -> ExitCode {
         ["floor", ref rest @ ..] => bench::workflow::floor(rest),
         // Started by `bench` for each process it measures.
         ["measure", ..] => bench::measure::child(&arguments[1..]),
-        ["cma", ref rest @ ..] => cma::run(rest).map(drop),
+        ["cma"] => cma::run(),
         ["conformance"] => conformance::run(),
         ["cuda", ref rest @ ..] => cuda::run(rest),
         ["demo"] => demo::run(),
@@ -172,7 +172,7 @@ fn main() -> ExitCode {
         ["fuzz", ref rest @ ..] => fuzz::run(rest),
         ["other-kernel", ref rest @ ..] => other_kernel::run(rest),
         ["picture"] => picture::run(),
-        ["power-cuts", ref rest @ ..] => power_cuts::run(rest).map(drop),
+        ["power-cuts", ref rest @ ..] => power_cuts::run(rest),
         ["sanitize"] => sanitize::run(),
         ["scale", ref rest @ ..] => scale::run(rest),
         ["shapes", ref rest @ ..] => shapes::run(rest),

@@ -17,6 +17,10 @@ use crate::ci::children_cpu_s;
 use crate::tidy::build_smelt;
 use crate::{root, target};
 
+/// Models of random weights, and what they are let say where nobody waits for the end.
+const RANDOM: &str = "synthetic:";
+const FEW_TOKENS: &str = " --max-tokens 32";
+
 /// What stands for a hub's models: the smallest VLM's sizes.
 const MODEL: &str = "synthetic:internvl3-1b";
 
@@ -82,12 +86,17 @@ impl Walker {
     }
 
     /// Of the pictures that a command becomes, those that he shows: `ci` shows all to the pipeline of a hub, and to the same
-    /// model, called by its name, one.
+    /// model, called by its name, one.  Random weights speak until their context is full, which `ci` does not wait for.
     fn asks(self, mut commands: Vec<String>) -> Vec<String> {
+        if self == Self::Reader {
+            return commands;
+        }
         let is_by_name = |command: &String| command.contains(&format!(" {MODEL} "));
-        if self == Self::Ci && commands.first().is_some_and(is_by_name) {
+        if commands.first().is_some_and(is_by_name) {
             commands.truncate(1);
         }
+        let speaks = |command: &&mut String| command.contains(" chat ") && command.contains(RANDOM);
+        commands.iter_mut().filter(speaks).for_each(|command| *command += FEW_TOKENS);
         commands
     }
 }
@@ -288,7 +297,8 @@ mod tests {
         let first = format!("smelt chat p.toml --image /x/4-3.png \"What?\" --set model={MODEL}");
         assert_eq!(asked[0], first);
         assert_eq!(asked[2].matches("--image /x/4-3.png").count(), SEVERAL);
-        assert_eq!(Walker::Ci.asks(asked.clone()), asked);
+        let few = asked.iter().map(|command| format!("{command}{FEW_TOKENS}"));
+        assert_eq!(Walker::Ci.asks(asked.clone()), few.collect::<Vec<_>>());
     }
 
     #[test]
@@ -296,7 +306,7 @@ mod tests {
         let command =
             by_name("smelt chat internvl3-1b --image photo.jpg \"What?\"", Path::new("/x"));
         let asked = here(&command, Path::new("/x"), false);
-        assert_eq!(Walker::Ci.asks(asked.clone()), asked[..1]);
+        assert_eq!(Walker::Ci.asks(asked.clone()), [format!("{}{FEW_TOKENS}", asked[0])]);
         assert_eq!(Walker::Reader.asks(asked.clone()), asked);
     }
 }
