@@ -181,6 +181,13 @@ impl KernelImage<'_> {
     }
 }
 
+/// Bytes of the file in which tensors of so many bytes lie one after another, as [`DecoderWriter`] writes it.
+pub fn weights_bytes(tensors: impl IntoIterator<Item = u64>) -> u64 {
+    let behind = |at: u64, bytes| at.next_multiple_of(TENSOR_ALIGN) + bytes;
+    let end = tensors.into_iter().fold(0, behind);
+    end.next_multiple_of(FILE_ALIGN)
+}
+
 /// Writes an engine's directory, tensor after tensor.
 pub struct DecoderWriter {
     dir: PathBuf,

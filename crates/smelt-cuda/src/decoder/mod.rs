@@ -45,6 +45,7 @@ use fault::run_error;
 use file::DecoderDir;
 pub use file::{
     DecoderFile, DecoderWriter, FORMAT, KIND, KernelImage, LAYOUT, TensorEntry, WEIGHTS_FILE,
+    weights_bytes,
 };
 use machine::{Machine, StageError};
 use memory::PagePool;

@@ -23,9 +23,11 @@ use crate::BuildError;
 use source::{Rows, Source};
 
 mod compare;
+mod size;
 mod source;
 
 pub use compare::{OtherNumbers, compare_for_card, unlike_for_card};
+pub use size::size_for_card;
 
 /// What becomes a tensor of the engine.
 enum Content {
@@ -91,7 +93,7 @@ pub fn kernel_set(checkpoint: &Checkpoint, kv: KvType) -> Result<KernelSet, Chec
     let llm = checkpoint.decoder()?;
     let mut forms = BTreeSet::new();
     for (_, what) in names(checkpoint, llm)? {
-        forms.extend(what.form(checkpoint)?);
+        forms.extend(what.weight(checkpoint)?.map(|weight| weight.form()));
     }
     let head = HeadShape { dim: llm.head_dim, kind: kv };
     Ok(KernelSet { forms: forms.into_iter().collect(), head })
@@ -110,21 +112,17 @@ enum What {
 }
 
 impl What {
-    /// The form of a weight.
-    fn form(&self, checkpoint: &Checkpoint) -> Result<Option<WeightForm>, CheckpointError> {
-        let sources = match self {
-            Self::Rows(names) => Source::alike(checkpoint, names)?,
-            Self::Turns(names) => Source::alike(checkpoint, names)?,
-            Self::Vectors(_) | Self::Frequencies | Self::Axes | Self::Order(_) => Vec::new(),
-        };
-        Ok(sources.first().map(|source| source.form))
+    /// The weight, where it is one.
+    fn weight(&self, checkpoint: &Checkpoint) -> Result<Option<Weight>, CheckpointError> {
+        match self {
+            Self::Rows(names) => Weight::of(checkpoint, names, false).map(Some),
+            Self::Turns(names) => Weight::of(checkpoint, names, true).map(Some),
+            Self::Vectors(_) | Self::Frequencies | Self::Axes | Self::Order(_) => Ok(None),
+        }
     }
 
     fn read(&self, checkpoint: &Checkpoint) -> Result<Content, CheckpointError> {
         let llm = checkpoint.decoder()?;
-        let sources = |names: &[String]| -> Result<Vec<Source>, CheckpointError> {
-            Source::alike(checkpoint, names)
-        };
         Ok(match self {
             Self::Vectors(names) => {
                 let all = names.iter().map(|name| checkpoint.read_f32(name));
@@ -133,12 +131,8 @@ impl What {
             Self::Frequencies => Content::Floats(llm.rope.frequencies(llm.head_dim)),
             Self::Axes => Content::Words(axes(llm)),
             Self::Order(name) => Content::Words(source::order(checkpoint, name)?),
-            Self::Rows(names) => {
-                Content::Weight(Weight { sources: sources(names)?, takes_turns: false })
-            }
-            Self::Turns(names) => {
-                Content::Weight(Weight { sources: sources(names)?, takes_turns: true })
-            }
+            Self::Rows(names) => Content::Weight(Weight::of(checkpoint, names, false)?),
+            Self::Turns(names) => Content::Weight(Weight::of(checkpoint, names, true)?),
         })
     }
 }
@@ -288,6 +282,14 @@ fn put_weight(
 }
 
 impl Weight {
+    fn of(
+        checkpoint: &Checkpoint,
+        names: &[String],
+        takes_turns: bool,
+    ) -> Result<Self, CheckpointError> {
+        Ok(Self { sources: Source::alike(checkpoint, names)?, takes_turns })
+    }
+
     fn form(&self) -> WeightForm {
         self.sources[0].form
     }

@@ -5,7 +5,7 @@
 
 use smelt_engine::engine_file::{TensorSpec, weights_bytes};
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
-use smelt_model::decoder::EMBEDDING;
+use smelt_model::decoder::{Decoder, EMBEDDING};
 
 use super::pack::{Packed, tensors};
 
@@ -39,15 +39,22 @@ pub fn size(checkpoint: &Checkpoint) -> Result<LlmSize, CheckpointError> {
         |spec: &&TensorSpec| checkpoint.has_lm_head() && spec.name.starts_with(EMBEDDING);
     let read = specs.iter().filter(|spec| !looks_up(spec));
     let step_bytes = read.filter_map(TensorSpec::bytes).fold(0u64, u64::saturating_add);
-    let layer = llm.hidden * (2 * llm.q_width() + 2 * llm.kv_width() + 3 * llm.intermediate);
-    Ok(LlmSize {
-        weights_bytes: weights_bytes(&specs).unwrap_or(u64::MAX),
-        step_bytes,
-        prompt_products: (llm.layers * layer) as u64,
-        layers: llm.layers,
-        attention_products: (llm.layers * 2 * llm.q_width()) as u64,
-        kv_heads: llm.kv_heads,
-    })
+    Ok(LlmSize::of(llm, weights_bytes(&specs).unwrap_or(u64::MAX), step_bytes))
+}
+
+impl LlmSize {
+    /// That of an engine of `llm` whose weights take so many bytes, of which a token reads so many.
+    pub(super) fn of(llm: &Decoder, weights_bytes: u64, step_bytes: u64) -> Self {
+        let layer = llm.hidden * (2 * llm.q_width() + 2 * llm.kv_width() + 3 * llm.intermediate);
+        Self {
+            weights_bytes,
+            step_bytes,
+            prompt_products: (llm.layers * layer) as u64,
+            layers: llm.layers,
+            attention_products: (llm.layers * 2 * llm.q_width()) as u64,
+            kv_heads: llm.kv_heads,
+        }
+    }
 }
 
 #[cfg(test)]
