@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::gpu::Gpu;
+
 /// What a device has.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DeviceProfile {
@@ -19,6 +21,9 @@ pub struct DeviceProfile {
     pub core_rate: Option<Rate>,
     /// The same of quants by rounded activations.
     pub integer_rate: Option<Rate>,
+    /// Its GPU, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
 }
 
 /// So many of something in a second.
@@ -40,6 +45,8 @@ pub enum RateBasis {
     Estimated,
     /// Its maker says so.
     Stated,
+    /// It follows from what its maker says, and nothing of smelt ran on such a device yet.
+    Projected,
 }
 
 impl RateBasis {
@@ -49,6 +56,7 @@ impl RateBasis {
             Self::Measured => "measured",
             Self::Estimated => "estimated",
             Self::Stated => "by its maker's figures",
+            Self::Projected => "projected",
         }
     }
 }
@@ -112,6 +120,7 @@ impl DeviceProfile {
             memory_rate: known.as_ref().and_then(|known| known.memory_rate),
             core_rate: known.as_ref().and_then(|known| known.core_rate),
             integer_rate: known.as_ref().and_then(|known| known.integer_rate),
+            gpu: known.and_then(|known| Some(Gpu { memory_bytes, ..known.gpu? })),
         }
     }
 
@@ -133,14 +142,17 @@ impl DeviceProfile {
 
 fn of_table(&(name, gb, cores, gb_per_s): &Known) -> DeviceProfile {
     let rate = |per_second, basis| Some(Rate { per_second, basis });
+    let memory_bytes = (gb << 30) / 100 * HANDED_OUT_PERCENT;
+    let bandwidth = Rate { per_second: gb_per_s * 1e9, basis: RateBasis::Stated };
     DeviceProfile {
         name: name.to_owned(),
-        memory_bytes: (gb << 30) / 100 * HANDED_OUT_PERCENT,
+        memory_bytes,
         swap_bytes: 0,
         cores,
-        memory_rate: rate(gb_per_s * 1e9, RateBasis::Stated),
+        memory_rate: Some(bandwidth),
         core_rate: rate(CORE_OF_BOARD, RateBasis::Estimated),
         integer_rate: rate(CORE_OF_BOARD * INTEGERS_OF_BOARD, RateBasis::Estimated),
+        gpu: Gpu::of_board(name, memory_bytes, bandwidth),
     }
 }
 
@@ -156,6 +168,7 @@ fn of_size(word: &str, lower: &str) -> Option<DeviceProfile> {
         memory_rate: None,
         core_rate: None,
         integer_rate: None,
+        gpu: None,
     })
 }
 
@@ -187,8 +200,13 @@ mod tests {
         let orin = DeviceProfile::of_board(Some(name), [7_802_868 << 10, 0], None);
         assert_eq!((orin.cores, orin.memory_bytes), (6, 7_802_868 << 10));
         assert_eq!(orin.memory_rate.unwrap().per_second, 68e9, "the larger of two");
+        let gpu = orin.gpu.unwrap();
+        assert_eq!((gpu.sm, gpu.multiprocessors, gpu.unified), (87, Some(8), true));
+        assert_eq!((gpu.memory_bytes, gpu.budget_bytes()), (7_802_868 << 10, None), "the host's");
+        let products = gpu.product_rate.unwrap();
+        assert_eq!((products.per_second, products.basis), (5.12e12, RateBasis::Projected));
         let server = DeviceProfile::of_board(Some("AMD EPYC"), [128 << 30, 0], Some(16));
-        assert_eq!((server.cores, server.memory_rate), (16, None));
+        assert_eq!((server.cores, server.memory_rate, server.gpu), (16, None, None));
     }
 
     #[test]

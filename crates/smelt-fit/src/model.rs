@@ -23,6 +23,19 @@ pub struct ModelFacts {
     pub photographs: Vec<PhotographCost>,
     /// Bytes that pictures may take which wait or are kept, on a device that has them.
     pub pictures_bytes: u64,
+    /// The same on GPUs, or in one line why no engines for them are built of it.
+    pub on_gpu: Result<GpuWays, String>,
+}
+
+/// Ways to keep a model on a GPU, the one to be preferred of each first.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GpuWays {
+    /// Ways to keep its decoder.
+    pub decoders: Vec<DecoderOption>,
+    /// Ways to keep its tower.
+    pub towers: Vec<TowerOption>,
+    /// What keys and values take.
+    pub kv: Vec<KvSize>,
 }
 
 /// A way to keep a decoder.

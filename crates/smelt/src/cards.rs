@@ -11,7 +11,7 @@ use smelt_cuda::{CardFacts, CudaTarget, NoCard, Sm};
 /// What engines of processors call their target.
 pub(crate) const PROCESSORS: &str = "cpu";
 /// What a card is called.
-const CUDA: &str = "cuda";
+pub(crate) const CUDA: &str = "cuda";
 
 /// What `--device` asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,7 +125,12 @@ pub(crate) fn wanted() -> DeviceChoice {
 /// The card that engines for GPUs run on here, as the driver tells it once.
 pub(crate) fn card() -> Result<CardFacts, NoCard> {
     static CARD: OnceLock<Result<CardFacts, NoCard>> = OnceLock::new();
-    CARD.get_or_init(|| one(wanted(), smelt_cuda::cards()?)).clone()
+    CARD.get_or_init(|| found(wanted())).clone()
+}
+
+/// The card of a choice, as the driver tells it now.
+pub(crate) fn found(wanted: DeviceChoice) -> Result<CardFacts, NoCard> {
+    one(wanted, smelt_cuda::cards()?)
 }
 
 /// The card that was asked for, else the first.

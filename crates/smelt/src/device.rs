@@ -152,7 +152,7 @@ fn this() -> Device {
 
 /// Whether the GPU is a part of the chip, and has the machine's memory.
 pub(crate) fn has_unified_memory() -> bool {
-    sm_of_chip(&text(CHIP)).is_some()
+    sm_of_chip(&chip(Path::new("/"))).is_some()
 }
 
 /// The facts about the device that engines of a back end depend on, whether smelt runs them or only has them built.
@@ -167,7 +167,15 @@ pub(crate) fn facts_of(backend: &str) -> BTreeSet<&'static str> {
 
 /// The SM of the GPU that is here, by what files say: no driver is asked.
 pub(crate) fn seen() -> Option<Sm> {
-    fact_of("sm")?.parse().ok().map(Sm)
+    gpu_in(Path::new("/")).map(|(_, sm)| sm)
+}
+
+/// The GPU of the device whose files are at `root`, by its name and its SM.
+pub(crate) fn gpu_in(root: &Path) -> Option<(String, Sm)> {
+    let models = models(root);
+    let sm = sm_of_chip(&chip(root)).or_else(|| sm_of_models(&models))?;
+    let name = models.into_iter().next().unwrap_or_else(|| "the board's GPU".to_owned());
+    Some((name, Sm(sm.parse().ok()?)))
 }
 
 /// What a fact is worth here.
@@ -177,6 +185,7 @@ fn value(fact: &str) -> String {
 
 /// A fact, where the device has it.
 pub(crate) fn fact_of(fact: &str) -> Option<String> {
+    let root = Path::new("/");
     match fact {
         "arch" => Some(std::env::consts::ARCH.to_owned()),
         "cpu" => cpu(&text("/proc/cpuinfo")),
@@ -184,13 +193,13 @@ pub(crate) fn fact_of(fact: &str) -> Option<String> {
         "gpu-driver" => line(&text("/proc/driver/nvidia/version"), "NVRM version:"),
         "cuda" => line(&text("/usr/local/cuda/version.json"), "\"version\" :")
             .or_else(|| link("/usr/local/cuda")),
-        "tensorrt" => smelt_doctor::tensorrt(Path::new("/")).or_else(nvinfer),
+        "tensorrt" => smelt_doctor::tensorrt(root).or_else(nvinfer),
         "l4t" => text("/etc/nv_tegra_release").lines().next().map(str::to_owned),
         "kernel" => text("/proc/sys/kernel/osrelease").lines().next().map(str::to_owned),
-        "sm" => sm_of_chip(&text(CHIP)).or_else(|| sm_of_models(&models())),
+        "sm" => sm_of_chip(&chip(root)).or_else(|| sm_of_models(&models(root))),
         "nvcc" => nvcc(&text("/usr/local/cuda/version.json")),
-        "soc" => soc(&text(CHIP)),
-        "power-mode" => smelt_doctor::power_mode(Path::new("/")),
+        "soc" => soc(&chip(root)),
+        "power-mode" => smelt_doctor::power_mode(root),
         _ => None,
     }
 }
@@ -261,7 +270,7 @@ fn cpu(cpuinfo: &str) -> Option<String> {
 /// The models of discrete GPUs by the NVIDIA driver's files, else the board, which has its GPU built
 /// in.
 fn gpus() -> Option<String> {
-    let models = models();
+    let models = models(Path::new("/"));
     if !models.is_empty() {
         return Some(models.join(", "));
     }
@@ -271,8 +280,8 @@ fn gpus() -> Option<String> {
 }
 
 /// The models of discrete GPUs, in the order of their names.
-fn models() -> Vec<String> {
-    let listed = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
+fn models(root: &Path) -> Vec<String> {
+    let listed = fs::read_dir(root.join("proc/driver/nvidia/gpus")).into_iter().flatten().flatten();
     let model = |entry: fs::DirEntry| {
         line(&text(&entry.path().join("information").to_string_lossy()), "Model:")
     };
@@ -281,8 +290,10 @@ fn models() -> Vec<String> {
     models
 }
 
-/// Where the kernel names the chip of a board.
-const CHIP: &str = "/proc/device-tree/compatible";
+/// What the kernel says of a board's chip.
+fn chip(root: &Path) -> String {
+    fs::read_to_string(root.join("proc/device-tree/compatible")).unwrap_or_default()
+}
 
 /// The compute capability of the GPU in each Tegra.
 const CHIPS: [(&str, &str); 5] = [

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use smelt_doctor::Outline;
 use smelt_engine::tactics::ProductRates;
-use smelt_fit::{DeviceProfile, Rate, RateBasis};
+use smelt_fit::{DeviceProfile, Gpu, Rate, RateBasis};
 use smelt_model::price::bytes_a_second;
 use smelt_watch::Machine;
 
+use crate::cards::DeviceChoice;
 use crate::exit::Failed;
+use crate::gpu_profile;
 
 /// What is read to measure memory: beyond the caches, and no load on a small board.
 const BUFFER_BYTES_MIN: usize = 128 << 20;
@@ -23,12 +25,18 @@ const BUFFER_CACHES: usize = 2;
 /// Others take the bus for a while.
 const READ_TIME: Duration = Duration::from_millis(200);
 
-/// The device that `word` names; this one where there is no word.
-pub(crate) fn find(word: Option<&str>) -> Result<DeviceProfile, Failed> {
-    let Some(word) = word else { return Ok(this()) };
+/// The device that `word` names; this one, with the card that is `wanted`, where there is no word.
+///
+/// # Errors
+/// Where there is no such device, or here no such card.
+pub(crate) fn find(word: Option<&str>, wanted: DeviceChoice) -> Result<DeviceProfile, Failed> {
+    let Some(word) = word else { return this(wanted) };
     let path = Path::new(word);
     match DeviceProfile::named(word) {
-        Some(device) => Ok(device),
+        Some(device) => {
+            let gpu = device.gpu.map(gpu_profile::with_engines);
+            Ok(DeviceProfile { gpu, ..device })
+        }
         None if path.is_dir() => captured(path),
         None => Err(Failed::usage(format!(
             "--for {word}: no such device; write a size as 8GB, a directory of a captured device, or one of {}",
@@ -38,17 +46,20 @@ pub(crate) fn find(word: Option<&str>) -> Result<DeviceProfile, Failed> {
 }
 
 /// This device, as the control groups above us let it be seen.
-fn this() -> DeviceProfile {
+fn this(wanted: DeviceChoice) -> Result<DeviceProfile, Failed> {
     let machine = Machine::left_to_us(Path::new("/"));
-    DeviceProfile {
-        name: Outline::of(Path::new("/")).name.unwrap_or_else(|| "this device".to_owned()),
-        memory_bytes: machine.mem_total_bytes.unwrap_or_default(),
-        swap_bytes: machine.swap_total_bytes.unwrap_or_default(),
-        cores: thread::available_parallelism().map_or(1, NonZero::get),
+    let name = Outline::of(Path::new("/")).name;
+    let memory = [machine.mem_total_bytes, machine.swap_total_bytes].map(Option::unwrap_or_default);
+    let cores = thread::available_parallelism().map_or(1, NonZero::get);
+    let board = DeviceProfile::of_board(name.as_deref(), memory, Some(cores));
+    Ok(DeviceProfile {
+        name: name.unwrap_or_else(|| "this device".to_owned()),
         memory_rate: None,
         core_rate: None,
         integer_rate: None,
-    }
+        gpu: gpu_profile::here(wanted, board.gpu)?,
+        ..board
+    })
 }
 
 /// This device with what its memory and its cores do, measured in some tenths of a second.
@@ -61,7 +72,13 @@ pub(crate) fn measured(this: DeviceProfile) -> DeviceProfile {
     let products = ProductRates::measure(cores);
     let of_core = |of_all: f64| rate(of_all / cores as f64);
     let [core_rate, integer_rate] = [products.floats, products.integers].map(of_core);
-    DeviceProfile { memory_rate, core_rate, integer_rate, ..this }
+    // What shares the memory reads it as fast, where its maker says no more.
+    let shared = |gpu: Gpu| match gpu.unified {
+        true => Gpu { memory_rate: gpu.memory_rate.or(memory_rate), ..gpu },
+        false => gpu,
+    };
+    let gpu = this.gpu.map(shared);
+    DeviceProfile { memory_rate, core_rate, integer_rate, gpu, ..this }
 }
 
 /// What so many cores read to measure memory behind a cache of so many bytes.
@@ -89,7 +106,9 @@ fn captured(root: &Path) -> Result<DeviceProfile, Failed> {
         )));
     };
     let memory = [memory_bytes, swap_bytes.unwrap_or_default()];
-    Ok(DeviceProfile::of_board(name.as_deref(), memory, cores))
+    let device = DeviceProfile::of_board(name.as_deref(), memory, cores);
+    let gpu = gpu_profile::captured(root, device.gpu);
+    Ok(DeviceProfile { gpu, ..device })
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use smelt_fit::FitLine;
 use smelt_model::grid::Grid;
 use smelt_model::quantize::Method;
 
+use crate::cards::PROCESSORS;
 use crate::table::bytes;
 
 /// How a pipeline that was written by `smelt init` remembers the command that writes it again.
@@ -98,6 +99,16 @@ impl Draft<'_> {
         self.line.settings.kv.filter(|kv| *kv != KvType::default().word())
     }
 
+    /// What its engines are built for, where that is not processors.
+    fn target(&self) -> Option<&str> {
+        self.line.settings.target.as_deref().filter(|target| *target != PROCESSORS)
+    }
+
+    /// What a stage of an engine says of that.
+    fn for_target(&self) -> &'static str {
+        self.target().map_or("", |_| "target = \"${target}\"\n")
+    }
+
     /// Whether a stage rounds its weights.
     fn rounds(&self) -> bool {
         self.line.settings.method.is_some()
@@ -112,8 +123,11 @@ impl Draft<'_> {
         let FitLine { engines_bytes, disk_bytes, building_bytes, serving_bytes, .. } = *self.line;
         let [engines, disk, building, serving] =
             [engines_bytes, disk_bytes, building_bytes, serving_bytes].map(bytes);
+        let own = self.line.gpu_bytes.map_or_else(String::new, |own| {
+            format!("# On the GPU: {}, in a full context.\n", bytes(own))
+        });
         let mut text = format!(
-            "# {}, written by the command below; it is yours to edit, and is never overwritten.\n{COMMAND}{}\n#\n# Why so: {}.\n# Disk: {engines} of engines, {disk} with what they are made of.  Memory: {building} while it is built, {serving} while it\n# answers in a full context.\n",
+            "# {}, written by the command below; it is yours to edit, and is never overwritten.\n{COMMAND}{}\n#\n# Why so: {}.\n# Disk: {engines} of engines, {disk} with what they are made of.  Memory: {building} while it is built, {serving} while it\n# answers in a full context.\n{own}",
             self.name, self.command, self.why
         );
         if let Some(tokens) = self.line.image_tokens {
@@ -149,6 +163,13 @@ impl Draft<'_> {
         if self.sees() {
             let _ = writeln!(text, "frames = {FRAMES}");
         }
+        if let Some(target) = self.target() {
+            let _ = writeln!(
+                text,
+                "# What runs the engines: cpu, or GPUs of one capability, which docs/pipeline.md lists.\ntarget = {}",
+                quoted(target)
+            );
+        }
         text
     }
 
@@ -167,14 +188,18 @@ impl Draft<'_> {
                 grids.join(", ")
             )
         });
-        let precision = self.line.settings.vision.unwrap_or("int8");
+        // Towers for GPUs keep halves, and have no precision to choose.
+        let how = match self.target() {
+            Some(_) => self.for_target().to_owned(),
+            None => format!("precision = \"{}\"\n", self.line.settings.vision.unwrap_or("int8")),
+        };
         let limit = gib(self.line.working_bytes).max(2);
         vec![
             format!(
                 "[stage.vision-onnx]\nkind = \"onnx-export\"\ncheckpoint = \"checkpoint\"\npart = \"vision\"\ndtype = \"f16\"\n{grids}limits = {{ memory = \"512MiB\", timeout = \"30m\" }}\n"
             ),
             format!(
-                "[stage.vision-engine]\nkind = \"engine-build\"\nonnx = \"vision-onnx\"\nprecision = \"{precision}\"\nlimits = {{ memory = \"{limit}GiB\", timeout = \"1h\" }}\n{}",
+                "[stage.vision-engine]\nkind = \"engine-build\"\nonnx = \"vision-onnx\"\n{how}limits = {{ memory = \"{limit}GiB\", timeout = \"1h\" }}\n{}",
                 retry("vision-engine")
             ),
         ]
@@ -202,7 +227,8 @@ impl Draft<'_> {
             stages.push(self.quantize());
         }
         stages.push(format!(
-            "[stage.llm-engine]\nkind = \"llm-engine-build\"\ncheckpoint = \"{rounded}\"\n{built_for}limits = {{ memory = \"{}GiB\", timeout = \"1h\" }}\n{}",
+            "[stage.llm-engine]\nkind = \"llm-engine-build\"\n{}checkpoint = \"{rounded}\"\n{built_for}limits = {{ memory = \"{}GiB\", timeout = \"1h\" }}\n{}",
+            self.for_target(),
             engine.max(3),
             retry("llm-engine")
         ));
@@ -258,7 +284,10 @@ impl Draft<'_> {
             format!(
                 "[stage.{part}-onnx]\nkind = \"onnx-export\"\ncheckpoint = \"checkpoint\"\npart = \"{part}\"\ndtype = \"f32\"\n"
             ),
-            format!("[stage.{part}-engine]\nkind = \"engine-build\"\nonnx = \"{part}-onnx\"\n"),
+            format!(
+                "[stage.{part}-engine]\nkind = \"engine-build\"\nonnx = \"{part}-onnx\"\n{}",
+                self.for_target()
+            ),
             format!(
                 "[stage.deployment]\nkind = \"deployment\"\nmodel = {}\ncheckpoint = \"checkpoint\"\nencoder = \"{part}-engine\"\n",
                 quoted(&self.model)
@@ -290,7 +319,7 @@ fn gib(bytes: u64) -> u64 {
 mod tests {
     use std::collections::BTreeMap;
 
-    use smelt_fit::{DeviceProfile, FitLine, Wanted, table};
+    use smelt_fit::{DeviceProfile, FitLine, Gpu, Wanted, table};
     use smelt_model::quantize::Scheme;
     use smelt_plan::pipeline::Overrides;
     use smelt_plan::{Digest, Pipeline, Plan};
@@ -309,11 +338,26 @@ mod tests {
 
     /// The line that a device of 64 GB is advised for the synthetic model with that scheme.
     fn line(name: &'static str, scheme: Option<&str>) -> (FitLine, Shape) {
+        line_on(DeviceProfile::named("64GB").unwrap(), name, scheme)
+    }
+
+    /// The same of a device with a GPU for which engines are built.
+    fn line_on_gpu(name: &'static str, scheme: Option<&str>) -> (FitLine, Shape) {
+        let orin = DeviceProfile::named("agx-orin-64gb").unwrap();
+        let target = Some("cuda-sm87".to_owned());
+        let gpu = orin.gpu.map(|gpu| Gpu { target, ..gpu });
+        line_on(DeviceProfile { gpu, ..orin }, name, scheme)
+    }
+
+    fn line_on(
+        device: DeviceProfile,
+        name: &'static str,
+        scheme: Option<&str>,
+    ) -> (FitLine, Shape) {
         let headers = Headers::of(&ModelSource::Synthetic(name)).unwrap();
         let wants = scheme.and_then(Scheme::parse);
         let facts = headers.facts(name, wants).unwrap();
         let wanted = Wanted { scheme: scheme.map(str::to_owned), ..Wanted::default() };
-        let device = DeviceProfile::named("64GB").unwrap();
         let table = table(&facts, &device, &wanted, &[]);
         (table.lines[0].clone(), shape(&headers.checkpoint))
     }
@@ -328,14 +372,29 @@ mod tests {
     /// A pipeline of the same settings that was written by hand has the same stages with the same keys.
     #[track_caller]
     fn check(pipeline: &str, synthetic: &'static str, scheme: Option<&str>) {
+        check_as(pipeline, line(synthetic, scheme), str::to_owned);
+    }
+
+    /// The same for a GPU, of a pipeline that says so of its decoder and, as a tower's stage is edited, of that.
+    #[track_caller]
+    fn check_on_gpu(pipeline: &str, synthetic: &'static str, scheme: Option<&str>) {
+        check_as(pipeline, line_on_gpu(synthetic, scheme), |by_hand| {
+            let target = "target = \"cuda-sm87\"";
+            let tower = by_hand.replace("precision = \"int8\"", target);
+            let all = tower.replace("target = \"cpu\"", target);
+            all.replace("\"classifier-onnx\"\n", &format!("\"classifier-onnx\"\n{target}\n"))
+        });
+    }
+
+    #[track_caller]
+    fn check_as(pipeline: &str, (line, shape): (FitLine, Shape), edited: fn(&str) -> String) {
         let by_hand = shipped::PIPELINES.iter().find(|by_hand| by_hand.name == pipeline).unwrap();
         let models = shipped::models().iter();
         let model = models.clone().find(|model| model.pipelines.contains(&by_hand)).unwrap();
         let address = model.address.as_ref().unwrap();
-        let (line, shape) = line(synthetic, scheme);
         let from = format!("hf:{}", address.repo.as_str());
         let ours = drafted(&model.deployment, &from, (&line, shape));
-        assert_eq!(keys(&ours), keys(by_hand.text), "{pipeline}:\n{ours}");
+        assert_eq!(keys(&ours), keys(&edited(by_hand.text)), "{pipeline}:\n{ours}");
     }
 
     #[test]
@@ -352,6 +411,15 @@ mod tests {
         check("smolvlm2-256m-int8", "smolvlm-256m", None);
         check("smolvlm2-500m-int4", "smolvlm-500m", Some("int4-g32"));
         check("reranker", "ms-marco-minilm-l6", None);
+    }
+
+    #[test]
+    fn what_is_drafted_for_a_gpu_is_what_was_written_by_hand() {
+        check_on_gpu("internvl3-1b-int8", "internvl3-1b", None);
+        check_on_gpu("internvl3-2b-int4", "internvl3-2b", Some("int4-g128"));
+        check_on_gpu("qwen3-vl-2b-int8", "qwen3_vl-2b", None);
+        check_on_gpu("smolvlm2-500m-int4", "smolvlm-500m", Some("int4-g32"));
+        check_on_gpu("reranker", "ms-marco-minilm-l6", None);
     }
 
     #[test]

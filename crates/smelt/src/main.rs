@@ -67,6 +67,8 @@ mod export_options;
 #[cfg(feature = "build")]
 mod gguf_headers;
 #[cfg(feature = "build")]
+mod gpu_profile;
+#[cfg(feature = "build")]
 mod known_bad;
 #[cfg(feature = "build")]
 mod ladder;

@@ -5,12 +5,15 @@
 
 use std::path::{Path, PathBuf};
 
+use smelt_cuda::kernels::page::{HeadShape, PAGE_TOKENS};
 use smelt_deploy::photographs::FOUR_THIRDS;
 use smelt_deploy::seeing::{self, Unseen};
 use smelt_engine::llm::{KvType, kv_block};
 use smelt_engine_build::graph::{self, Precision};
 use smelt_engine_build::llm;
-use smelt_fit::{DecoderOption, KvSize, ModelFacts, PhotographCost, TowerOption, building};
+use smelt_fit::{
+    DecoderOption, GpuWays, KvSize, ModelFacts, PhotographCost, TowerOption, building,
+};
 use smelt_hub::{Address, Commit, GgufFile, Hub, HubError};
 use smelt_model::checkpoint::{CONFIG_FILE, Checkpoint};
 use smelt_model::decoder::Decoder;
@@ -190,17 +193,24 @@ impl Headers {
         let llm = self.checkpoint.decoder().map_err(Failed::model)?;
         let vision = model.vision.as_ref().filter(|_| self.checkpoint.has(ModelPart::Vision));
         let towers = vision.map_or_else(Vec::new, |vision| towers(model, vision));
+        let [decoders, decoders_on_gpu] = self.decoders(name, wants)?;
+        let on_gpu = HeadShape::check(llm.head_dim).map(|()| GpuWays {
+            decoders: decoders_on_gpu,
+            towers: vision.map(|vision| tower_on_gpu(model, vision)).into_iter().collect(),
+            kv: kv_on_gpu(llm),
+        });
         Ok(ModelFacts {
             name: name.to_owned(),
             family: llm.family.name.to_owned(),
             fetch_bytes: self.fetch_bytes,
             positions: llm.max_positions,
-            decoders: self.decoders(name, wants)?,
+            decoders,
             towers,
             kv: kv(llm),
             tiles_usual: vision.map_or(0, tiles_usual),
             photographs: vision.map_or(Ok(Vec::new()), |vision| self.photographs(vision))?,
             pictures_bytes: service::Options::default().picture_bytes(),
+            on_gpu,
         })
     }
 
@@ -214,13 +224,15 @@ impl Headers {
         let parts = [ModelPart::Encoder, ModelPart::Classifier];
         let tensors =
             model.tensors(if encoder.labels().is_some() { &parts[..] } else { &parts[..1] });
+        let towers = vec![tower(&tensors, 0, (Dtype::F32, "f32", Precision::F32))];
         Ok(ModelFacts {
             name: name.to_owned(),
             family: model.family.to_owned(),
             fetch_bytes: self.fetch_bytes,
             positions: 0,
+            on_gpu: Ok(GpuWays { decoders: Vec::new(), towers: towers.clone(), kv: Vec::new() }),
             decoders: Vec::new(),
-            towers: vec![tower(&tensors, 0, (Dtype::F32, "f32", Precision::F32))],
+            towers,
             kv: Vec::new(),
             tiles_usual: 0,
             photographs: Vec::new(),
@@ -228,41 +240,50 @@ impl Headers {
         })
     }
 
-    /// The ways to keep its decoder: as it is where somebody packed it, else every scheme.
-    fn decoders(&self, name: &str, wants: Option<Scheme>) -> Result<Vec<DecoderOption>, Failed> {
+    /// The ways to keep its decoder, on processors and on GPUs: as it is where somebody packed it, else every scheme.
+    fn decoders(
+        &self,
+        name: &str,
+        wants: Option<Scheme>,
+    ) -> Result<[Vec<DecoderOption>; 2], Failed> {
         let checkpoint = &self.checkpoint;
         if checkpoint.is_packed() {
-            let (size, words) =
-                (llm::size(checkpoint).map_err(Failed::model)?, checkpoint.scheme_words());
+            let words = checkpoint.scheme_words();
             if wants.is_some_and(|wants| wants.name() != words) {
                 return Err(Failed::usage(format!(
                     "the weights of {name} are packed already, as {words}; leave out --precision, or name the checkpoint that they were made of"
                 )));
             }
-            return Ok(vec![decoder(size, words, None)]);
+            let sizes = sizes(checkpoint)?;
+            return Ok(sizes.map(|size| vec![decoder(size, words.clone(), None)]));
         }
         let is_usual = |wants: &Scheme| SCHEMES.iter().any(|(scheme, _)| scheme == wants);
         let more = wants.filter(|wants| !is_usual(wants)).map(|wants| (wants, Method::Rtn));
-        let all = SCHEMES.into_iter().chain(more);
-        all.map(|(scheme, method)| self.decoder(scheme, method)).collect()
+        let mut all = [Vec::new(), Vec::new()];
+        for (scheme, method) in SCHEMES.into_iter().chain(more) {
+            let [own, on_gpu] = self.decoder(scheme, method)?;
+            all[0].push(own);
+            all[1].push(on_gpu);
+        }
+        Ok(all)
     }
 
-    fn decoder(&self, scheme: Scheme, method: Method) -> Result<DecoderOption, Failed> {
+    fn decoder(&self, scheme: Scheme, method: Method) -> Result<[DecoderOption; 2], Failed> {
         let checkpoint = &self.checkpoint;
         if scheme == Scheme::None {
-            let size = llm::size(checkpoint).map_err(Failed::model)?;
-            return Ok(decoder(size, scheme.name().to_owned(), None));
+            let sizes = sizes(checkpoint)?;
+            return Ok(sizes.map(|size| decoder(size, scheme.name().to_owned(), None)));
         }
         let options = Options { method, ..Options::plain(scheme) };
         let quantized = quantize::described(checkpoint, &options).map_err(Failed::model)?;
-        let size = llm::size(&quantized).map_err(Failed::model)?;
         let building_bytes = match method.needs_calibration() {
             true => building::learning(checkpoint.bytes()),
             false => building::STREAMING_BYTES,
         };
         let checkpoint_bytes = quantized.bytes();
-        let made = decoder(size, scheme.name().to_owned(), Some(method.name()));
-        Ok(DecoderOption { checkpoint_bytes, building_bytes, ..made })
+        let made = |size| decoder(size, scheme.name().to_owned(), Some(method.name()));
+        let made = sizes(&quantized)?.map(made);
+        Ok(made.map(|made| DecoderOption { checkpoint_bytes, building_bytes, ..made }))
     }
 
     /// What a photograph costs, cut into few tiles and into many.
@@ -362,9 +383,26 @@ fn decoder(size: llm::LlmSize, scheme: String, method: Option<&'static str>) -> 
     }
 }
 
+/// What engines of a decoder take, for processors and for GPUs.
+fn sizes(checkpoint: &Checkpoint) -> Result<[llm::LlmSize; 2], Failed> {
+    let own = llm::size(checkpoint).map_err(Failed::model)?;
+    Ok([own, llm::size_for_card(checkpoint).map_err(Failed::model)?])
+}
+
+/// What executing a tower holds.
+fn working_bytes(vision: &Vision) -> u64 {
+    vision.working_bytes(&grids(vision).unwrap_or_default()).unwrap_or_default()
+}
+
+/// A tower on a GPU, which keeps halves.
+fn tower_on_gpu(model: &Model, vision: &Vision) -> TowerOption {
+    let tensors = model.tensors(&[ModelPart::Vision]);
+    tower(&tensors, working_bytes(vision), (Dtype::F16, "f16", Precision::F32))
+}
+
 fn towers(model: &Model, vision: &Vision) -> Vec<TowerOption> {
     let tensors = model.tensors(&[ModelPart::Vision]);
-    let working = vision.working_bytes(&grids(vision).unwrap_or_default()).unwrap_or_default();
+    let working = working_bytes(vision);
     [("int8", Precision::Int8), ("f32", Precision::F32)]
         .map(|(word, precision)| tower(&tensors, working, (Dtype::F16, word, precision)))
         .to_vec()
@@ -397,9 +435,19 @@ fn kv(llm: &Decoder) -> Vec<KvSize> {
     [KvType::F16, KvType::Int8, KvType::F32].map(size).to_vec()
 }
 
+/// The forms that engines for GPUs have.
+fn kv_on_gpu(llm: &Decoder) -> Vec<KvSize> {
+    let size = |kind: KvType| {
+        let block_bytes =
+            HeadShape { dim: llm.head_dim, kind }.page_bytes(llm.layers, llm.kv_heads);
+        KvSize { kind: kind.word(), block_tokens: PAGE_TOKENS, block_bytes }
+    };
+    [KvType::F16, KvType::Int8].map(size).to_vec()
+}
+
 #[cfg(test)]
 mod tests {
-    use smelt_fit::{DeviceProfile, Wanted, table};
+    use smelt_fit::{DeviceProfile, Gpu, Wanted, table};
 
     use super::*;
 
@@ -427,6 +475,24 @@ mod tests {
         let calibrated = |name| facts(name).decoders[1].weights_bytes as f64 / f64::from(1 << 30);
         assert!((calibrated("internvl3-2b") - 1.3).abs() < 0.05);
         assert!((calibrated("qwen2_5_vl-3b") - 2.2).abs() < 0.05);
+    }
+
+    /// Figures of Qwen3-1.7B's size on an H200 (`docs/figures`): int4 and halves, in steps of a token and in a prompt.
+    #[test]
+    fn a_gpu_is_estimated_to_do_about_what_it_did() {
+        let facts = facts("qwen3_vl-2b");
+        let gpu = Gpu::of_card("NVIDIA H200", 90);
+        let gpu = Some(Gpu { target: Some("cuda-sm90".to_owned()), ..gpu });
+        let device = DeviceProfile { gpu, ..DeviceProfile::named("128GB").unwrap() };
+        let tokens = |scheme: &str| {
+            let wanted = Wanted { scheme: Some(scheme.to_owned()), ..Wanted::default() };
+            let table = table(&facts, &device, &wanted, &[]);
+            table.lines[0].speed.unwrap().tokens_per_s.unwrap()
+        };
+        for (scheme, found) in [("int4-g128", 985.0), ("none", 660.0)] {
+            let said = tokens(scheme);
+            assert!((said / found - 1.0_f64).abs() < 0.15, "{scheme}: {said}, found {found}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use smelt_backend::Heading as EngineHeading;
 use smelt_engine::engine_file::WEIGHTS_FILE;
 use smelt_fit::MeasuredAnswer;
 use smelt_plan::Digest;
@@ -14,6 +15,7 @@ use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::generate::Answer;
 use smelt_store::{Store, Wait, notes};
 
+use crate::cards::PROCESSORS;
 use crate::device::BACKENDS;
 use crate::load;
 
@@ -52,7 +54,9 @@ fn measured(dir: &Path, answer: &Answer) -> Option<MeasuredAnswer> {
     let spec = deployment::read_spec(dir).ok()?;
     let timing = &answer.timing;
     let bytes = |dirs: &EngineDirs| weights_bytes(&dirs.chosen(BACKENDS, dir).ok()?);
+    let target = EngineHeading::read(&spec.llm.chosen(BACKENDS, dir).ok()?).ok()?.target;
     let measured = MeasuredAnswer {
+        target: (target != PROCESSORS).then_some(target),
         decoder_bytes: bytes(&spec.llm)?,
         tower_bytes: spec.vision.as_ref().and_then(bytes),
         tokens_per_s: rate((timing.decode_steps, STEPS_MIN), timing.decode),

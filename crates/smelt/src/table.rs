@@ -31,7 +31,7 @@ impl Table {
         found.map_or_else(|| cell.to_owned(), |how| paint(*how, cell, Stream::Out))
     }
 
-    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {
         self.rows.push(cells.into());
     }
 }

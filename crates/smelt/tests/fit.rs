@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::world::server::Server;
-use crate::world::{Ended, World, data, until};
+use crate::world::{Ended, World, data, ended, until};
 
 const MODEL: &str = "synthetic:internvl3-tiny";
 
@@ -56,7 +56,10 @@ fn fit_is_for_captured_devices_too() {
     let world = World::new("");
     let of = |device: &str| {
         let device = data(&format!("doctor/{device}")).display().to_string();
-        let fit = world.smelt(&["fit", "synthetic:qwen2_5_vl-3b", "--for", &device, "--json"]);
+        let fit = without_compiler(
+            &world,
+            &["fit", "synthetic:qwen2_5_vl-3b", "--for", &device, "--json"],
+        );
         assert_eq!(fit.code, Some(0), "{}", fit.stderr);
         json(&fit)
     };
@@ -64,9 +67,98 @@ fn fit_is_for_captured_devices_too() {
     assert_eq!(orin["device"]["memory_bytes"], 7_802_868_u64 << 10);
     assert_eq!(orin["device"]["cores"], 6);
     assert_eq!(orin["lines"][0]["speed"]["basis"], "stated");
+    assert_eq!(
+        (&orin["device"]["gpu"]["sm"], &orin["lines"][0]["target"]),
+        (&87.into(), &"cpu".into())
+    );
     let server = of("x86-server");
     assert_eq!(server["device"]["memory_bytes"], 131_899_004_u64 << 10);
     assert_eq!(server["lines"][0]["speed"], Value::Null);
+    for key in ["gpu_budget_bytes", "without_gpu"] {
+        assert!(server.get(key).is_none(), "of a device without a GPU all is as it was: {server}");
+    }
+    assert!(server["device"].get("gpu").is_none() && server["lines"][0].get("target").is_none());
+}
+
+/// Where nothing compiles kernels.
+fn without_compiler(world: &World, arguments: &[&str]) -> Ended {
+    let nowhere = world.path("nowhere/libnvrtc.so.12");
+    ended(world.command(arguments).env("SMELT_NVRTC", nowhere))
+}
+
+/// Where NVRTC seems to be: its file is looked for, and is loaded by the stage that compiles alone.
+fn with_compiler(world: &World, arguments: &[&str]) -> Ended {
+    world.write("nvrtc/libnvrtc.so.12.6.85", "");
+    ended(world.command(arguments).env("SMELT_NVRTC", world.path("nvrtc")))
+}
+
+#[test]
+fn a_gpu_is_advised_where_its_engines_are_built_and_told_of_where_not() {
+    let world = World::new("");
+    let arguments = ["fit", "synthetic:internvl3-1b", "--for", "orin-nano-8gb"];
+    let fit = with_compiler(&world, &arguments);
+    assert_eq!(fit.code, Some(0), "{}", fit.stderr);
+    let advised = fit.stdout.lines().nth(1).unwrap();
+    let words: Vec<&str> = advised.split_whitespace().take(4).collect();
+    assert_eq!(words, ["advised", "cuda-sm87", "int8", "f16"], "{}", fit.stdout);
+    assert!(advised.contains("projected"), "{}", fit.stdout);
+    assert!(fit.stderr.contains("smelt ran on none of this kind yet"), "{}", fit.stderr);
+    let fit = without_compiler(&world, &arguments);
+    let advised = fit.stdout.lines().nth(1).unwrap();
+    assert!(advised.starts_with("advised") && advised.contains(" cpu "), "{}", fit.stdout);
+    let told = fit.stderr.lines().find(|line| line.starts_with("the GPU is left out: ")).unwrap();
+    assert!(told.contains("SMELT_NVRTC names "), "{told}");
+    let asked = without_compiler(&world, &[&arguments[..], &["--device", "cuda"]].concat());
+    assert!(asked.stdout.lines().nth(1).unwrap().contains("cuda-sm87"), "{}", asked.stdout);
+    assert!(asked.stderr.ends_with("internvl3-1b --device cuda:0\n"), "{}", asked.stderr);
+}
+
+#[test]
+fn a_captured_laptop_s_card_is_told_to_have_no_engines() {
+    let world = World::new("");
+    world.write("laptop/proc/meminfo", "MemTotal: 16000000 kB\n");
+    let card =
+        r#"{"name": "NVIDIA GeForce RTX 4060 Laptop GPU", "sm": 89, "memory_bytes": 8585740288}"#;
+    world.write("laptop/measured.json", &format!("{{\"gpus\": {{\"cards\": [{card}]}}}}"));
+    let fit = world.smelt(&["fit", MODEL, "--for", "laptop"]);
+    let line = "the GPU is left out: no engines are built for NVIDIA GeForce RTX 4060 Laptop GPU, which is sm_89\n";
+    assert!(fit.stderr.contains(line), "{}", fit.stderr);
+    assert!(!fit.stdout.contains("Target"), "{}", fit.stdout);
+    let h200 = r#"{"name": "NVIDIA H200", "sm": 90, "multiprocessors": 132, "memory_bytes": 150754820096}"#;
+    world.write("laptop/measured.json", &format!("{{\"gpus\": {{\"cards\": [{h200}]}}}}"));
+    let fit = json(&with_compiler(&world, &["fit", MODEL, "--for", "laptop", "--json"]));
+    let first = &fit["lines"][0];
+    assert_eq!(
+        (&first["target"], &first["speed"]["basis"]),
+        (&"cuda-sm90".into(), &"stated".into())
+    );
+    assert!(first["gpu_bytes"].as_u64() < fit["gpu_budget_bytes"].as_u64(), "{fit}");
+}
+
+#[test]
+fn what_runs_it_is_written_down_and_kept_to() {
+    let world = World::new("");
+    let file = "internvl3-tiny.toml";
+    let init = with_compiler(&world, &["init", MODEL, "--for", "orin-nano-8gb"]);
+    assert_eq!(init.code, Some(0), "{}", init.stderr);
+    let text = world.read(file);
+    assert!(text.contains("target = \"cuda-sm87\"\n") && !text.contains("precision"), "{text}");
+    assert_eq!(text.matches("target = \"${target}\"\n").count(), 2, "{text}");
+    let build = without_compiler(&world, &["build", MODEL]);
+    assert_eq!(build.code, Some(5), "{}", build.stderr);
+    assert!(build.stderr.contains("SMELT_NVRTC names "), "{}", build.stderr);
+    assert!(build.stderr.contains("is said in its comments"), "{}", build.stderr);
+    fs::remove_file(world.path(file)).unwrap();
+    let init = with_compiler(&world, &["init", MODEL, "--for", "orin-nano-8gb", "--device", "cpu"]);
+    assert_eq!(init.code, Some(0), "{}", init.stderr);
+    let text = world.read(file);
+    assert!(text.contains(&format!("# smelt init {MODEL} --device cpu\n")), "{text}");
+    assert!(!text.contains("target"), "as on a device without a GPU: {text}");
+    let other = world.smelt(&["build", MODEL, "--device", "cpu", "--context", "256"]);
+    assert!(other.stderr.contains("was written with --device cpu"), "{}", other.stderr);
+    fs::remove_file(world.path(file)).unwrap();
+    let told = without_compiler(&world, &["init", MODEL, "--for", "orin-nano-8gb"]);
+    assert!(told.stderr.contains("the GPU is left out: "), "{}", told.stderr);
 }
 
 #[test]
@@ -81,6 +173,13 @@ fn what_cannot_be_meant_is_told_in_one_line_with_what_can() {
         (&["fit", MODEL, "--for", "toaster"], 2, "orin-nano-8gb"),
         (&["fit", MODEL, "--precision", "int3"], 2, "int8, int4, bf16"),
         (&["fit", MODEL, "--context", "99999999"], 2, "positions of internvl3-tiny"),
+        (&["fit", MODEL, "--device", "gpu"], 2, "auto, cpu, cuda or cuda:N"),
+        (
+            &["fit", MODEL, "--for", "8GB", "--device", "cuda"],
+            5,
+            "--device cuda:0: no GPU is known of",
+        ),
+        (&["fit", MODEL, "--for", "orin-nano-8gb", "--device", "cuda", "--kv", "f32"], 5, "in f32"),
         (&["fit", MODEL, "--memory", "3GB"], 2, "as in \"512MiB\""),
         (&["init", MODEL, "--out", "x/y.toml"], 1, "--out FILE"),
         (&["init", "synthetic:qwen2_5_vl-3b", "--for", "1GB"], 5, "it takes a device with"),

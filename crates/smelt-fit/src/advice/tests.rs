@@ -1,7 +1,10 @@
-use super::{DeviceProfile, FitLine, FitTable, Instead, MeasuredAnswer, ModelFacts, Wanted};
+use super::{
+    DeviceProfile, FitLine, FitTable, Instead, MeasuredAnswer, ModelFacts, Wanted, gpu_refusal,
+};
 use crate::device::{Rate, RateBasis};
-use crate::model::{DecoderOption, KvSize, PhotographCost, TowerOption};
-use crate::settings::FitSettings;
+use crate::gpu::Gpu;
+use crate::model::{DecoderOption, GpuWays, KvSize, PhotographCost, TowerOption};
+use crate::settings::{FitSettings, WantedDevice};
 
 const MIB: u64 = 1 << 20;
 
@@ -53,6 +56,16 @@ fn model(mib: u64) -> ModelFacts {
         tiles_usual: 6,
         photographs: vec![photograph(1, 1), photograph(6, 7), photograph(12, 13)],
         pictures_bytes: 320 * MIB,
+        on_gpu: Ok(GpuWays {
+            decoders: [("int8", 2), ("int4-g128", 4), ("none", 1)]
+                .map(|(scheme, part)| decoder(scheme, mib / part + 1))
+                .to_vec(),
+            towers: vec![tower("f16", 600)],
+            kv: vec![
+                KvSize { kind: "f16", block_tokens: 64, block_bytes: 2 << 20 },
+                KvSize { kind: "int8", block_tokens: 64, block_bytes: 1 << 20 },
+            ],
+        }),
     }
 }
 
@@ -228,6 +241,7 @@ fn the_reason_names_what_was_not_chosen() {
 fn what_was_measured_here_goes_before_what_is_estimated() {
     let model = model(4_000);
     let measured = MeasuredAnswer {
+        target: None,
         decoder_bytes: model.decoders[0].weights_bytes,
         tower_bytes: Some(model.towers[0].weights_bytes + 1000),
         tokens_per_s: Some(12.5),
@@ -242,4 +256,199 @@ fn what_was_measured_here_goes_before_what_is_estimated() {
     let is_other = |line: &&FitLine| line.settings.scheme.as_deref() != Some("int8");
     let other = table.lines.iter().find(is_other).unwrap();
     assert_eq!(other.speed.unwrap().basis, RateBasis::Stated, "of another size nothing is known");
+}
+
+/// The device with its GPU's engines built where `obstacle` says nothing.
+fn with_engines(
+    device: DeviceProfile,
+    target: Option<&str>,
+    obstacle: Option<&str>,
+) -> DeviceProfile {
+    let [target, obstacle] = [target, obstacle].map(|word| word.map(str::to_owned));
+    DeviceProfile { gpu: device.gpu.map(|gpu| Gpu { target, obstacle, ..gpu }), ..device }
+}
+
+/// Jetson Orin Nano of 8 GB.
+fn orin() -> DeviceProfile {
+    with_engines(on("orin-nano-8gb"), Some("cuda-sm87"), None)
+}
+
+/// A machine of 64 GB and the card of that name.
+fn with_card(name: &str) -> DeviceProfile {
+    let gpu = Some(Gpu::of_card(name, 90));
+    with_engines(DeviceProfile { cores: 16, gpu, ..on("64GB") }, Some("cuda-sm90"), None)
+}
+
+fn target(table: &FitTable) -> Option<&str> {
+    table.lines[0].settings.target.as_deref()
+}
+
+#[test]
+fn a_gpu_that_holds_the_model_is_advised_and_the_processors_are_told() {
+    for (device, word) in [(orin(), "cuda-sm87"), (with_card("NVIDIA H200"), "cuda-sm90")] {
+        let table = table(&model(1_000), &device, &Wanted::default());
+        let first = &table.lines[0];
+        assert!(table.is_advised && first.fits, "{}", table.why);
+        assert_eq!((target(&table), first.settings.vision), (Some(word), Some("f16")));
+        assert_eq!(table.without_gpu, None);
+        let on_processors =
+            table.lines.iter().filter(|line| line.settings.target.as_deref() == Some("cpu"));
+        let others: Vec<&FitLine> = on_processors.collect();
+        assert_eq!(others.len(), 1, "one of the same settings");
+        assert_eq!(others[0].settings.scheme, first.settings.scheme);
+    }
+}
+
+#[test]
+fn a_gpu_without_memory_of_its_own_shares_one_pool_and_another_has_two() {
+    let [own, shared] =
+        [with_card("NVIDIA H200"), orin()].map(|it| table(&model(1_000), &it, &Wanted::default()));
+    let (card, pool) = (&own.lines[0], &shared.lines[0]);
+    let held = |line: &FitLine| line.weights_bytes + line.kv_bytes + line.working_bytes;
+    assert_eq!(card.gpu_bytes, Some(held(card)));
+    assert_eq!(card.serving_bytes, (320 + 64) * MIB, "pictures and the program");
+    assert_eq!((pool.gpu_bytes, shared.gpu_budget_bytes), (None, None));
+    assert_eq!(pool.serving_bytes, held(pool) + (320 + 64) * MIB, "weights are there once");
+    assert_eq!(card.weights_bytes, card.engines_bytes, "the embedding, too");
+    assert!(own.why.contains("of the GPU's memory, and 384 MiB of"), "{}", own.why);
+}
+
+#[test]
+fn what_is_not_built_here_is_told_with_what_to_do_and_not_advised() {
+    let device = with_engines(orin(), Some("cuda-sm87"), Some("no NVRTC; run pip"));
+    let told = table(&model(1_000), &device, &Wanted::default());
+    assert_eq!(target(&told), Some("cpu"));
+    assert_eq!(told.without_gpu.as_deref(), Some("the GPU is left out: no NVRTC; run pip"));
+    let is_on_gpu = |line: &&FitLine| line.settings.target.as_deref() == Some("cuda-sm87");
+    assert_eq!(told.lines.iter().filter(is_on_gpu).count(), 1);
+    let wanted = Wanted { device: WantedDevice::Gpu, ..Wanted::default() };
+    let asked = table(&model(1_000), &device, &wanted);
+    assert_eq!((target(&asked), &asked.without_gpu), (Some("cuda-sm87"), &None));
+    assert_eq!(gpu_refusal(&model(1_000), &device, &wanted), None, "it may be built elsewhere");
+}
+
+#[test]
+fn a_gpu_that_no_engine_is_for_is_told_and_changes_nothing() {
+    let laptop =
+        DeviceProfile { gpu: Some(Gpu::of_card("NVIDIA GeForce RTX 4060", 89)), ..on("16GB") };
+    let laptop = with_engines(laptop, None, Some("none are built for sm_89"));
+    let without = table(&model(1_000), &on("16GB"), &Wanted::default());
+    let told = table(&model(1_000), &laptop, &Wanted::default());
+    let line = "the GPU is left out: none are built for sm_89".to_owned();
+    assert_eq!(told, FitTable { without_gpu: Some(line), ..without });
+    let refused = gpu_refusal(&model(1_000), &laptop, &Wanted::default());
+    assert_eq!(refused.as_deref(), Some("none are built for sm_89"));
+    let none = gpu_refusal(&model(1_000), &on("8GB"), &Wanted::default());
+    assert_eq!(none.as_deref(), Some("no GPU is known of a device with 8GB"));
+}
+
+#[test]
+fn the_last_byte_of_a_card_turns_the_advice() {
+    let model = model(1_000);
+    let of = |free: u64, wanted: &Wanted| {
+        let device = with_card("NVIDIA H200");
+        let gpu = device.gpu.map(|gpu| Gpu { free_bytes: Some(free), ..gpu });
+        table(&model, &DeviceProfile { gpu, ..device }, wanted)
+    };
+    let wanted = Wanted {
+        scheme: Some("int4-g128".to_owned()),
+        context: Some(2048),
+        kv: Some("int8".to_owned()),
+        ..Wanted::default()
+    };
+    let held = of(64 << 30, &wanted).lines[0].gpu_bytes.unwrap();
+    assert_eq!(target(&of(held, &wanted)), Some("cuda-sm90"));
+    let small = of(held - 1, &wanted);
+    assert_eq!((target(&small), small.is_advised), (Some("cpu"), true));
+    let why = small.without_gpu.unwrap();
+    assert!(
+        why.starts_with("the GPU is left out: the smallest choice on it holds 1.6 GiB of"),
+        "{why}"
+    );
+    // What is left open gives way before the GPU does.
+    let open = Wanted { scheme: None, ..wanted };
+    let settings = of(held, &open).lines[0].settings.clone();
+    assert_eq!(settings.scheme.as_deref(), Some("int4-g128"));
+    let asked = Wanted { device: WantedDevice::Gpu, ..open };
+    let none = of(held - 1, &asked);
+    assert!(!none.is_advised && none.why.contains("of the GPU's memory"), "{}", none.why);
+    let [Instead::Settings { line }] = &none.instead[..] else { panic!("{:?}", none.instead) };
+    assert_eq!(line.settings.target.as_deref(), Some("cpu"));
+}
+
+#[test]
+fn the_last_byte_of_a_shared_pool_turns_the_advice() {
+    let of = |memory_bytes| {
+        let wanted = Wanted {
+            scheme: Some("none".to_owned()),
+            context: Some(2048),
+            kv: Some("int8".to_owned()),
+            memory_bytes: Some(memory_bytes),
+            ..Wanted::default()
+        };
+        table(&model(1_000), &orin(), &wanted)
+    };
+    let held = of(6 << 30).lines[0].serving_bytes;
+    assert_eq!(target(&of(held)), Some("cuda-sm87"));
+    let less = of(held - 1);
+    assert_eq!((target(&less), less.is_advised), (Some("cpu"), true));
+}
+
+#[test]
+fn who_says_what_runs_it_is_kept_to() {
+    let of = |device, kv: Option<&str>| {
+        let wanted = Wanted { device, kv: kv.map(str::to_owned), ..Wanted::default() };
+        let told = table(&model(1_000), &orin(), &wanted);
+        let targets = told.lines.iter().map(|line| line.settings.target.clone().unwrap());
+        (targets.collect::<std::collections::BTreeSet<_>>(), told.without_gpu, wanted)
+    };
+    let one = |word: &str| [word.to_owned()].into();
+    let (targets, told, _) = of(WantedDevice::Processors, None);
+    assert_eq!((targets, told), (one("cpu"), None));
+    let (targets, told, _) = of(WantedDevice::Gpu, None);
+    assert_eq!((targets, told), (one("cuda-sm87"), None));
+    let (targets, told, wanted) = of(WantedDevice::Auto, Some("f32"));
+    assert_eq!(targets, one("cpu"));
+    let why = "engines for GPUs keep no keys and values in f32";
+    assert_eq!(told.unwrap(), format!("the GPU is left out: {why}"));
+    assert_eq!(gpu_refusal(&model(1_000), &orin(), &wanted).as_deref(), Some(why));
+    let refused = ModelFacts { on_gpu: Err("heads are too large".to_owned()), ..model(1_000) };
+    let told = table(&refused, &orin(), &Wanted::default());
+    assert_eq!(told.without_gpu.as_deref(), Some("the GPU is left out: heads are too large"));
+}
+
+#[test]
+fn boards_that_nothing_ran_on_are_projected_and_cards_by_their_maker() {
+    let speed = |device: &DeviceProfile| {
+        table(&model(1_000), device, &Wanted::default()).lines[0].speed.unwrap()
+    };
+    assert_eq!(speed(&orin()).basis, RateBasis::Projected);
+    let h200 = speed(&with_card("NVIDIA H200"));
+    assert_eq!(h200.basis, RateBasis::Stated);
+    let (tokens, first) = (h200.tokens_per_s.unwrap(), h200.first_token_s.unwrap());
+    assert!(tokens > 5.0 * speed(&orin()).tokens_per_s.unwrap() && first < 0.1, "{h200:?}");
+    let unknown = with_card("NVIDIA Z1");
+    let gpu = unknown.gpu.clone().map(|gpu| Gpu { memory_bytes: 64 << 30, ..gpu });
+    let unknown = table(&model(1_000), &DeviceProfile { gpu, ..unknown }, &Wanted::default());
+    assert_eq!((target(&unknown), unknown.lines[0].speed), (Some("cuda-sm90"), None));
+}
+
+#[test]
+fn what_was_measured_on_a_gpu_is_that_of_its_engines() {
+    let model = model(1_000);
+    let ways = model.on_gpu.as_ref().unwrap();
+    let measured = |target: &str| MeasuredAnswer {
+        target: Some(target.to_owned()),
+        decoder_bytes: ways.decoders[0].weights_bytes,
+        tower_bytes: Some(ways.towers[0].weights_bytes),
+        tokens_per_s: Some(12.5),
+        prompt_tokens_per_s: Some(500.0),
+        image_tokens_per_s: Some(256.0),
+    };
+    let basis = |target| {
+        let history = [measured(target)];
+        super::table(&model, &orin(), &Wanted::default(), &history).lines[0].speed.unwrap().basis
+    };
+    assert_eq!(basis("cuda-sm87"), RateBasis::Measured);
+    assert_eq!(basis("cuda-sm90"), RateBasis::Projected);
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args as _, Command, FromArgMatches as _};
 use smelt_backend::KvType;
-use smelt_fit::{FitLine, Wanted, table};
+use smelt_fit::{FitLine, Wanted, WantedDevice, gpu_refusal, table};
 use smelt_plan::pipeline::{Overrides, StageSpec};
 use smelt_plan::{Kind, Pipeline};
 use smelt_watch::disks::Room;
@@ -17,6 +17,7 @@ use super::fit::{self, Weighed};
 use super::init;
 use super::run::{self, Start};
 use super::target::Extent;
+use crate::cards::{self, DeviceChoice, PROCESSORS};
 use crate::config;
 use crate::console::{tell, warn};
 use crate::device_profile;
@@ -41,6 +42,8 @@ struct Prepared {
     /// The settings and what they take, where headers tell.
     line: Option<FitLine>,
     why: String,
+    /// Why the GPU is left out, where it is.
+    without_gpu: Option<String>,
 }
 
 pub(crate) fn run(flags: &BuildFlags) -> Result<Exit, Failed> {
@@ -56,7 +59,8 @@ pub(crate) fn run(flags: &BuildFlags) -> Result<Exit, Failed> {
 
 /// Builds a model on the way to its answer, all of its pipeline or what can be asked of it: the pipeline's file.
 pub(super) fn on_the_way(model: &str, extent: Extent, consent: Consent) -> Result<PathBuf, Failed> {
-    let Prepared { file, pipeline, .. } = prepare(model, &OverruleFlags::default(), None, consent)?;
+    let overrule = OverruleFlags { device: device_of_question(model)?, ..OverruleFlags::default() };
+    let Prepared { file, pipeline, .. } = prepare(model, &overrule, None, consent)?;
     let only = match extent {
         Extent::All => Vec::new(),
         Extent::Deployments => deployments(&pipeline),
@@ -68,6 +72,15 @@ pub(super) fn on_the_way(model: &str, extent: Extent, consent: Consent) -> Resul
             format!("{model} is not built yet; the same command goes on where this one ended"),
         )),
     }
+}
+
+/// What a pipeline that is written on the way is for: what runs the answer.  One that lies here, or comes with smelt, is run
+/// as it is.
+fn device_of_question(model: &str) -> Result<DeviceChoice, Failed> {
+    let source = fit::source(model)?;
+    let is_there = init::file_of(&source, None).exists();
+    let is_fixed = is_there || matches!(source, ModelSource::Package(_));
+    Ok(if is_fixed { DeviceChoice::Auto } else { cards::wanted() })
 }
 
 /// Those of a run of the pipeline, which takes from the fleet that the environment or the configuration names.
@@ -104,23 +117,24 @@ fn prepare(
     if let Some(text) = &prepared.unwritten {
         init::write(&prepared.file, text)?;
     }
-    prepared.words().iter().for_each(tell);
+    prepared.words().iter().chain(&prepared.without_gpu).for_each(tell);
     Ok(prepared)
 }
 
 /// Drafts the pipeline.
 fn anew(source: ModelSource, overrule: &OverruleFlags, file: PathBuf) -> Result<Prepared, Failed> {
     let (text, weighed) = init::drafted(source, overrule, None, &file)?;
-    let (line, why, missing_bytes) = match weighed {
+    let (line, why, without_gpu, missing_bytes) = match weighed {
         Some(Weighed { table, headers, .. }) => {
-            (table.lines.into_iter().next(), table.why, headers.missing_bytes)
+            let line = table.lines.into_iter().next();
+            (line, table.why, table.without_gpu, headers.missing_bytes)
         }
-        None => (None, "its pipeline comes with smelt".to_owned(), 0),
+        None => (None, "its pipeline comes with smelt".to_owned(), None, 0),
     };
     let tight = line.as_ref().and_then(|line| tight(line.disk_bytes, free_bytes()?));
     tight.iter().for_each(warn);
     let pipeline = parse(&text, &file)?;
-    Ok(Prepared { file, unwritten: Some(text), pipeline, missing_bytes, line, why })
+    Ok(Prepared { file, unwritten: Some(text), pipeline, missing_bytes, line, why, without_gpu })
 }
 
 /// That a disk with so much room may not hold what a build takes, if so: some of it may be there already.
@@ -165,7 +179,8 @@ fn again(source: ModelSource, overrule: &OverruleFlags, file: PathBuf) -> Result
     let line = headers.as_ref().and_then(|headers| line_of(&source, headers, &pipeline));
     let missing_bytes = headers.map_or(0, |headers| headers.missing_bytes);
     let why = "its pipeline was written before".to_owned();
-    Ok(Prepared { file, unwritten: None, pipeline, missing_bytes, line, why })
+    let (unwritten, without_gpu) = (None, None);
+    Ok(Prepared { file, unwritten, pipeline, missing_bytes, line, why, without_gpu })
 }
 
 /// What the settings that a pipeline names take on this device.
@@ -176,7 +191,13 @@ fn line_of(source: &ModelSource, headers: &Headers, pipeline: &Pipeline) -> Opti
     let facts = headers.facts(&source.word(), wants).ok()?;
     let number = |name| said(pipeline, Kind::Deployment, name)?.parse().ok();
     let is_encoder = matches!(shape(&headers.checkpoint), Shape::Embeds | Shape::Scores);
+    let target = |kind| said(pipeline, kind, "target");
+    let target = target(Kind::LlmEngineBuild).or_else(|| target(Kind::EngineBuild));
     let wanted = Wanted {
+        device: match target.as_deref() {
+            None | Some(PROCESSORS) => WantedDevice::Processors,
+            Some(_) => WantedDevice::Gpu,
+        },
         scheme: scheme.filter(|_| !is_encoder),
         context: number("max-seq-len"),
         tiles: number("tiles"),
@@ -187,7 +208,12 @@ fn line_of(source: &ModelSource, headers: &Headers, pipeline: &Pipeline) -> Opti
         }),
         memory_bytes: said(pipeline, Kind::Deployment, "memory").and_then(|it| it.parse().ok()),
     };
-    let device = device_profile::find(None).ok()?;
+    let device = device_profile::find(None, DeviceChoice::Auto).ok()?;
+    // What another device's GPU holds is said in the pipeline's comments.
+    let is_elsewhere = || gpu_refusal(&facts, &device, &wanted).is_some();
+    if wanted.device == WantedDevice::Gpu && is_elsewhere() {
+        return None;
+    }
     table(&facts, &device, &wanted, &[]).lines.into_iter().next()
 }
 
@@ -266,7 +292,9 @@ fn settings(line: &FitLine) -> String {
     });
     let vision = settings.vision.filter(|_| settings.scheme.is_some());
     let kv = settings.kv.filter(|kv| *kv != KvType::default().word());
+    let target = settings.target.as_ref().filter(|target| *target != PROCESSORS);
     let parts = [
+        target.map(|target| format!("engines for {target}")),
         decoder,
         vision.map(|precision| format!("tower in {precision}")),
         settings.context.map(|context| format!("{context} tokens")),

@@ -2,12 +2,13 @@
 
 use serde_json::{Value, json};
 use smelt_fit::{
-    DeviceProfile, FitLine, FitTable, Instead, MeasuredAnswer, MeasuredCost, ModelFacts, RateBasis,
-    Speed, measured, table,
+    DeviceProfile, FitLine, FitSettings, FitTable, Gpu, Instead, MeasuredAnswer, MeasuredCost,
+    ModelFacts, Rate, RateBasis, Speed, WantedDevice, gpu_refusal, measured, table,
 };
 use smelt_hub::Address;
 use smelt_model::quantize::Scheme;
 
+use crate::cards::{CUDA, PROCESSORS};
 use crate::console::{answer, tell};
 use crate::device_profile;
 use crate::exit::{Exit, Failed};
@@ -21,6 +22,33 @@ use crate::table::{Table, bytes, seconds};
 
 /// Other sizes of a family that are named.
 const SIZES_MAX: usize = 4;
+/// The columns of the table; of what a GPU holds itself, and of what engines are for, only devices with one have any.
+const TARGET: &str = "Target";
+const OF_GPU: &str = "GPU";
+const COLUMNS: usize = 21;
+const HEADER: [&str; COLUMNS] = [
+    "",
+    TARGET,
+    "Decoder",
+    "Vision",
+    "Context",
+    "Tiles",
+    "KV",
+    "Engines",
+    "Disk",
+    "Build",
+    "Weights",
+    "KV/token",
+    "KV",
+    "Working",
+    "Pictures",
+    "Serving",
+    OF_GPU,
+    "Photograph",
+    "Tokens/s",
+    "First token",
+    "Accuracy cost",
+];
 /// A comment's lines begin so, and what a shipped file says of sizes begins behind that.
 const COMMENT: &str = "# ";
 const SIZES: &str = "# Disk:";
@@ -30,9 +58,9 @@ pub(crate) fn run(flags: &FitFlags) -> Result<Exit, Failed> {
     if let ModelSource::Package(choice) = &source {
         return packaged(choice.model, flags.json);
     }
-    let device = device_profile::find(flags.device.as_deref())?;
+    let device = device_profile::find(flags.for_device.as_deref(), flags.overrule.device)?;
     // Of another device nothing is measured here.
-    let weighed = if flags.device.is_none() {
+    let weighed = if flags.for_device.is_none() {
         weigh(source, &flags.overrule, || device_profile::measured(device), &speeds::read())
     } else {
         weigh(source, &flags.overrule, || device, &[])
@@ -86,6 +114,9 @@ pub(super) fn weigh(
     let facts = headers.facts(&source.word(), wants)?;
     check_context(&facts, wanted.context)?;
     let device = device();
+    if let (WantedDevice::Gpu, Some(why)) = (wanted.device, gpu_refusal(&facts, &device, &wanted)) {
+        return Err(Failed::new(Exit::DoesNotFit, format!("--device {}: {why}", overrule.device)));
+    }
     let table = table(&facts, &device, &wanted, history);
     Ok(Weighed { source, headers, facts, device, table })
 }
@@ -145,15 +176,22 @@ fn sizes_said(model: &ShippedModel) -> String {
 impl Weighed {
     /// What was weighed, as programs read it.
     fn as_json(&self) -> Value {
-        let FitTable { budget_bytes, lines, is_advised, why, instead } = &self.table;
+        let FitTable { budget_bytes, lines, is_advised, why, instead, .. } = &self.table;
         let lines: Vec<Value> = lines.iter().map(|line| self.line_as_json(line)).collect();
-        json!({
+        let mut document = json!({
             "model": self.facts.name, "from": self.source.from(), "family": self.facts.family,
             "device": self.device, "budget_bytes": budget_bytes,
             "fits": is_advised, "why": why,
             "advised": is_advised.then(|| lines.first()).flatten(),
             "lines": lines, "instead": instead, "other_sizes": self.other_sizes(),
-        })
+        });
+        if let Some(bytes) = self.table.gpu_budget_bytes {
+            document["gpu_budget_bytes"] = json!(bytes);
+        }
+        if let Some(why) = &self.table.without_gpu {
+            document["without_gpu"] = json!(why);
+        }
+        document
     }
 
     fn line_as_json(&self, line: &FitLine) -> Value {
@@ -169,30 +207,10 @@ impl Weighed {
 
     /// What was weighed, as people read it: the advised line first, then such as differ from it in one setting.
     fn rows(&self) -> Table {
-        let header = [
-            "",
-            "Decoder",
-            "Vision",
-            "Context",
-            "Tiles",
-            "KV",
-            "Engines",
-            "Disk",
-            "Build",
-            "Weights",
-            "KV/token",
-            "KV",
-            "Working",
-            "Pictures",
-            "Serving",
-            "Photograph",
-            "Tokens/s",
-            "First token",
-            "Accuracy cost",
-        ];
-        let mut rows = Table::new(&header);
+        let shown = HEADER.map(|column| self.shows(column));
+        let mut rows = Table::new(&those(shown, HEADER));
         for (at, line) in self.table.lines.iter().enumerate() {
-            rows.row(self.cells(at, line));
+            rows.row(those(shown, self.cells(at, line)));
             if !line.fits {
                 rows.paint(0, Paint::Bad);
             }
@@ -200,7 +218,17 @@ impl Weighed {
         rows
     }
 
-    fn cells(&self, at: usize, line: &FitLine) -> [String; 19] {
+    /// Whether a column says anything: some are of devices with a GPU alone.
+    fn shows(&self, column: &str) -> bool {
+        let mut lines = self.table.lines.iter();
+        match column {
+            TARGET => lines.any(|line| line.settings.target.is_some()),
+            OF_GPU => lines.any(|line| line.gpu_bytes.is_some()),
+            _ => true,
+        }
+    }
+
+    fn cells(&self, at: usize, line: &FitLine) -> [String; COLUMNS] {
         let settings = &line.settings;
         let number = |number: Option<usize>| number.map_or_else(dash, |number| number.to_string());
         let size = |size: u64| if size == 0 { dash() } else { bytes(size) };
@@ -217,6 +245,7 @@ impl Weighed {
         let is_decoder = settings.scheme.is_some();
         [
             mark.to_owned(),
+            settings.target.clone().unwrap_or_else(dash),
             decoder,
             settings.vision.unwrap_or("-").to_owned(),
             number(settings.context),
@@ -231,6 +260,7 @@ impl Weighed {
             size(line.working_bytes),
             size(line.pictures_bytes),
             bytes(line.serving_bytes),
+            line.gpu_bytes.map_or_else(dash, bytes),
             number(line.image_tokens),
             rate(line.speed).filter(|_| is_decoder).unwrap_or_else(dash),
             first_token(line.speed).filter(|_| is_decoder).unwrap_or_else(dash),
@@ -253,6 +283,7 @@ impl Weighed {
             true => format!("advised: the first line, since {}", self.table.why),
             false => self.table.why.clone(),
         });
+        words.extend(self.table.without_gpu.clone());
         words.extend(self.instead());
         if self.table.is_advised {
             let flags = overrule.words();
@@ -275,10 +306,14 @@ impl Weighed {
             format!(", {:.0} GB/s from memory ({})", rate.per_second / 1e9, rate.basis.word())
         });
         text.push_str(&rate.unwrap_or_default());
+        text.push_str(&self.device.gpu.as_ref().map(gpu_words).unwrap_or_default());
         let speed = self.table.lines.first().and_then(|line| line.speed);
         text.push_str(match speed {
             Some(Speed { basis: RateBasis::Measured, .. }) => {
                 "; times of the first line were measured"
+            }
+            Some(Speed { basis: RateBasis::Projected, .. }) => {
+                "; times on the GPU are projected: smelt ran on none of this kind yet"
             }
             Some(_) => "; times are estimated from these",
             None => "; how fast it is, is not known",
@@ -308,7 +343,12 @@ impl Weighed {
                 };
                 let word = |word: Option<&str>| word.map(str::to_owned);
                 let count = |number: Option<usize>| number.map(|number| number.to_string());
+                let device = |settings: &FitSettings| match settings.target.as_deref() {
+                    None | Some(PROCESSORS) => PROCESSORS.to_owned(),
+                    Some(_) => CUDA.to_owned(),
+                };
                 let flags = [
+                    flag("device", Some(device(settings)), Some(device(first))),
                     flag("precision", settings.scheme.clone(), first.scheme.clone()),
                     flag("context", count(settings.context), count(first.context)),
                     flag("tiles", count(settings.tiles), count(first.tiles)),
@@ -339,8 +379,32 @@ impl Weighed {
     }
 }
 
+/// Those of a row's cells whose columns are shown.
+fn those<T>(shown: [bool; COLUMNS], cells: [T; COLUMNS]) -> Vec<T> {
+    let cells = cells.into_iter().zip(shown).filter(|(_, is_shown)| *is_shown);
+    cells.map(|(cell, _)| cell).collect()
+}
+
 fn dash() -> String {
     "-".to_owned()
+}
+
+/// A GPU, behind what is said of its device.
+fn gpu_words(gpu: &Gpu) -> String {
+    let Gpu { name, sm, multiprocessors, memory_bytes, unified, .. } = gpu;
+    let mut text = format!("; GPU {name}, sm_{sm}");
+    if let Some(count) = multiprocessors {
+        text.push_str(&format!(", {count} multiprocessors"));
+    }
+    match (unified, memory_bytes) {
+        (true, _) => text.push_str(", in the same memory"),
+        (false, 0) => {}
+        (false, own) => text.push_str(&format!(", {} of its own", bytes(*own))),
+    }
+    if let (false, Some(Rate { per_second, basis })) = (unified, gpu.memory_rate) {
+        text.push_str(&format!(" at {:.0} GB/s ({})", per_second / 1e9, basis.word()));
+    }
+    text
 }
 
 fn rate(speed: Option<Speed>) -> Option<String> {
@@ -355,7 +419,11 @@ fn first_token(speed: Option<Speed>) -> Option<String> {
 
 /// What stands before a time that nobody measured.
 fn about(speed: Speed) -> &'static str {
-    if speed.basis == RateBasis::Measured { "" } else { "about " }
+    match speed.basis {
+        RateBasis::Measured => "",
+        RateBasis::Projected => "projected ",
+        RateBasis::Estimated | RateBasis::Stated => "about ",
+    }
 }
 
 #[cfg(test)]

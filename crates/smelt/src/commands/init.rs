@@ -20,9 +20,10 @@ pub(crate) fn run(flags: &InitFlags) -> Result<Exit, Failed> {
     if file.exists() {
         return Err(there_already(&file));
     }
-    let (text, _) = drafted(source, &flags.overrule, flags.device.as_deref(), &file)?;
+    let (text, weighed) = drafted(source, &flags.overrule, flags.for_device.as_deref(), &file)?;
     write(&file, &text)?;
     answer(format_args!("{}\n", file.display()))?;
+    weighed.and_then(|weighed| weighed.table.without_gpu).iter().for_each(tell);
     tell(format_args!("look at it, then: smelt plan {0}, smelt run {0}", file.display()));
     Ok(Exit::Ok)
 }
@@ -47,7 +48,7 @@ pub(super) fn drafted(
     if let ModelSource::Package(choice) = source {
         return packaged(choice, overrule).map(|text| (text, None));
     }
-    let device = device_profile::find(device)?;
+    let device = device_profile::find(device, overrule.device)?;
     let weighed = fit::weigh(source, overrule, || device, &[])?;
     if !weighed.table.is_advised {
         return Err(does_not_fit(&weighed));

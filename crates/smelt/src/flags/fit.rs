@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 use smelt_backend::KvType;
-use smelt_fit::Wanted;
+use smelt_fit::{Wanted, WantedDevice};
 use smelt_model::quantize::Scheme;
 use smelt_plan::quantity;
 
 use super::kv_type;
+use crate::cards::DeviceChoice;
 
 #[derive(Debug, Args)]
 pub(crate) struct FitFlags {
@@ -17,7 +18,7 @@ pub(crate) struct FitFlags {
     pub(crate) model: String,
     /// Another device: a size of memory (8GB), a name (orin-nano-8gb), or a directory of a device's captured files
     #[arg(long = "for", value_name = "DEVICE")]
-    pub(crate) device: Option<String>,
+    pub(crate) for_device: Option<String>,
     #[command(flatten)]
     pub(crate) overrule: OverruleFlags,
     /// Print one JSON document
@@ -32,7 +33,7 @@ pub(crate) struct InitFlags {
     pub(crate) model: String,
     /// Write for another device: a size of memory (8GB), a name (orin-nano-8gb), or a directory of captured files
     #[arg(long = "for", value_name = "DEVICE")]
-    pub(crate) device: Option<String>,
+    pub(crate) for_device: Option<String>,
     #[command(flatten)]
     pub(crate) overrule: OverruleFlags,
     /// The pipeline file to write (default: the model's name, here)
@@ -70,6 +71,10 @@ pub(crate) struct OverruleFlags {
     /// How keys and values are kept: f32, f16 or int8, a byte and a scale for each head
     #[arg(long, value_name = "TYPE", value_parser = kv_type)]
     pub(crate) kv: Option<KvType>,
+    /// What runs it: the GPU where its engine can be built and fits (auto), the processors, or a card by its number, as in
+    /// cuda:1
+    #[arg(long, value_name = "auto|cpu|cuda[:N]", default_value_t)]
+    pub(crate) device: DeviceChoice,
     /// What the model may hold while it serves, as 3GiB (default: what the device leaves to it); whoever serves it is
     /// held to that
     #[arg(long, value_name = "SIZE", value_parser = memory)]
@@ -95,6 +100,11 @@ impl OverruleFlags {
     pub(crate) fn wanted(&self) -> Wanted {
         let count = |number: Option<u32>| number.map(|number| number as usize);
         Wanted {
+            device: match self.device {
+                DeviceChoice::Auto => WantedDevice::Auto,
+                DeviceChoice::Processors => WantedDevice::Processors,
+                DeviceChoice::Card(_) => WantedDevice::Gpu,
+            },
             scheme: self.precision.as_ref().map(|precision| precision.scheme.name().to_owned()),
             context: count(self.context),
             tiles: count(self.tiles),
@@ -108,11 +118,13 @@ impl OverruleFlags {
         let flag = |name: &str, value: Option<String>| {
             value.map_or_else(String::new, |value| format!(" --{name} {value}"))
         };
+        let is_named = self.device != DeviceChoice::Auto;
         [
             flag("precision", self.precision.as_ref().map(|precision| precision.word.clone())),
             flag("context", self.context.map(|context| context.to_string())),
             flag("tiles", self.tiles.map(|tiles| tiles.to_string())),
             flag("kv", self.kv.map(|kv| kv.word().to_owned())),
+            flag("device", is_named.then(|| self.device.to_string())),
             flag("memory", self.memory.as_ref().map(|memory| memory.word.clone())),
         ]
         .concat()
@@ -149,13 +161,21 @@ mod tests {
             context: Some(2048),
             tiles: None,
             kv: Some(KvType::Int8),
+            device: DeviceChoice::Card(1),
             memory: Some(memory("3GiB").unwrap()),
         };
-        assert_eq!(flags.words(), " --precision int4 --context 2048 --kv int8 --memory 3GiB");
+        let words = " --precision int4 --context 2048 --kv int8 --device cuda:1 --memory 3GiB";
+        assert_eq!(flags.words(), words);
         let wanted = flags.wanted();
         assert_eq!(wanted.scheme.as_deref(), Some("int4-g128"));
         assert_eq!(wanted.kv.as_deref(), Some("int8"));
         assert_eq!((wanted.context, wanted.memory_bytes), (Some(2048), Some(3 << 30)));
+        assert_eq!(wanted.device, WantedDevice::Gpu);
+        let own = OverruleFlags { device: DeviceChoice::Processors, ..none };
+        assert_eq!(
+            (own.words().as_str(), own.wanted().device),
+            (" --device cpu", WantedDevice::Processors)
+        );
     }
 
     #[test]
