@@ -21,9 +21,9 @@ const ATTENTION_SHARE: f64 = 0.9;
 const TOWER_SHARE: f64 = 0.48;
 /// Words around a photograph.
 const QUESTION_TOKENS: u64 = 40;
-/// What a GPU's decoder holds beside weights, keys and values, as measured on an H200, and what its driver takes for a process
-/// there.
+/// What a GPU's decoder holds beside weights, keys and values, as measured on an H200.
 const GPU_DECODER_BYTES: u64 = 224 << 20;
+/// What is left to a GPU's driver for a process: it does not say before it is there, and on boards nobody measured it.
 const GPU_DRIVER_BYTES: u64 = 512 << 20;
 /// What decoding on a GPU gets of what its memory gives, and the seconds of a layer beside that: within a tenth for weights
 /// of 4 and of 16 bits on an H200 and on H100s.
@@ -148,7 +148,8 @@ fn working(picked: &Picked<'_>) -> u64 {
 fn building(picked: &Picked<'_>) -> u64 {
     let decoder = picked.decoder.map_or(0, |decoder| decoder.building_bytes);
     let tower = picked.tower.map_or(0, |tower| crate::building::executing(tower.working_bytes));
-    decoder.max(tower)
+    let compiling = picked.gpu.map_or(0, |_| crate::building::COMPILING_BYTES);
+    decoder.max(tower).saturating_add(compiling)
 }
 
 /// How fast it is: as engines of the same sizes were here, else by the device's rates.

@@ -60,7 +60,7 @@ impl Forecasts<'_> {
             MemoryUse::Executes => Some(building::executing(self.towers.of(name.as_str())?)),
             MemoryUse::Unknown => None,
         };
-        let estimated = || known(Basis::Estimated, bytes());
+        let estimated = || known(Basis::Estimated, Some(bytes()? + compiling(*kind, params)));
         let like = || {
             let bytes = || self.alike.of(*kind, &how(*kind, params), input_bytes()?);
             known(Basis::Alike, (*kind != Kind::Command).then(bytes).flatten())
@@ -68,6 +68,14 @@ impl Forecasts<'_> {
         let declared = || known(Basis::Declared, limits.memory_bytes_max);
         learned.or_else(estimated).or_else(like).or_else(before).or_else(declared)
     }
+}
+
+/// What a stage holds beside that compiles kernels for GPUs.
+fn compiling(kind: Kind, params: &Values) -> u64 {
+    let builds = matches!(kind, Kind::EngineBuild | Kind::LlmEngineBuild);
+    let target = params.get("target").and_then(|target| target.as_str());
+    let is_for_gpus = target.is_some_and(|target| target.starts_with("cuda-"));
+    if builds && is_for_gpus { building::COMPILING_BYTES } else { 0 }
 }
 
 /// An attempt at a stage.
@@ -98,6 +106,17 @@ mod tests {
         check(Kind::Quantize, serde_json::json!({ "method": "gptq" }), false);
         check(Kind::LlmEngineBuild, serde_json::json!({ "max-slots": 4 }), true);
         check(Kind::Verify, serde_json::json!({}), false);
+    }
+
+    #[test]
+    fn engines_for_gpus_have_kernels_that_are_compiled() {
+        let of = |kind, target: &str| {
+            compiling(kind, &Values::from([("target".to_owned(), Value::from(target))]))
+        };
+        assert_eq!(of(Kind::LlmEngineBuild, "cuda-sm87"), building::COMPILING_BYTES);
+        assert_eq!(of(Kind::EngineBuild, "cuda-sm90"), building::COMPILING_BYTES);
+        assert_eq!((of(Kind::LlmEngineBuild, "cpu"), of(Kind::EngineBuild, "sm87")), (0, 0));
+        assert_eq!(of(Kind::Tune, "cuda-sm87"), 0);
     }
 
     #[test]

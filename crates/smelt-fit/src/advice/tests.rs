@@ -1,6 +1,7 @@
 use super::{
     DeviceProfile, FitLine, FitTable, Instead, MeasuredAnswer, ModelFacts, Wanted, gpu_refusal,
 };
+use crate::building::COMPILING_BYTES;
 use crate::device::{Rate, RateBasis};
 use crate::gpu::Gpu;
 use crate::model::{DecoderOption, GpuWays, KvSize, PhotographCost, TowerOption};
@@ -310,6 +311,7 @@ fn a_gpu_without_memory_of_its_own_shares_one_pool_and_another_has_two() {
     assert_eq!((pool.gpu_bytes, shared.gpu_budget_bytes), (None, None));
     assert_eq!(pool.serving_bytes, held(pool) + (320 + 64) * MIB, "weights are there once");
     assert_eq!(card.weights_bytes, card.engines_bytes, "the embedding, too");
+    assert_eq!(card.building_bytes, 512 * MIB + COMPILING_BYTES);
     assert!(own.why.contains("of the GPU's memory, and 384 MiB of"), "{}", own.why);
 }
 
