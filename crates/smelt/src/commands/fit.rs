@@ -49,6 +49,8 @@ const HEADER: [&str; COLUMNS] = [
     "First token",
     "Accuracy cost",
 ];
+/// Less is told in milliseconds: of a card's times nothing else would be left.
+const TENTH_S: f64 = 0.1;
 /// A comment's lines begin so, and what a shipped file says of sizes begins behind that.
 const COMMENT: &str = "# ";
 const SIZES: &str = "# Disk:";
@@ -263,7 +265,7 @@ impl Weighed {
             line.gpu_bytes.map_or_else(dash, bytes),
             number(line.image_tokens),
             rate(line.speed).filter(|_| is_decoder).unwrap_or_else(dash),
-            first_token(line.speed).filter(|_| is_decoder).unwrap_or_else(dash),
+            first_token(line).filter(|_| is_decoder).unwrap_or_else(dash),
             self.accuracy(line),
         ]
     }
@@ -343,12 +345,8 @@ impl Weighed {
                 };
                 let word = |word: Option<&str>| word.map(str::to_owned);
                 let count = |number: Option<usize>| number.map(|number| number.to_string());
-                let device = |settings: &FitSettings| match settings.target.as_deref() {
-                    None | Some(PROCESSORS) => PROCESSORS.to_owned(),
-                    Some(_) => CUDA.to_owned(),
-                };
                 let flags = [
-                    flag("device", Some(device(settings)), Some(device(first))),
+                    flag("device", word(Some(device(settings))), word(Some(device(first)))),
                     flag("precision", settings.scheme.clone(), first.scheme.clone()),
                     flag("context", count(settings.context), count(first.context)),
                     flag("tiles", count(settings.tiles), count(first.tiles)),
@@ -407,14 +405,27 @@ fn gpu_words(gpu: &Gpu) -> String {
     text
 }
 
+/// What `--device` calls what runs the engines of these settings.
+fn device(settings: &FitSettings) -> &'static str {
+    match settings.target.as_deref() {
+        None | Some(PROCESSORS) => PROCESSORS,
+        Some(_) => CUDA,
+    }
+}
+
 fn rate(speed: Option<Speed>) -> Option<String> {
     let speed = speed?;
     Some(format!("{}{:.0}", about(speed), speed.tokens_per_s?))
 }
 
-fn first_token(speed: Option<Speed>) -> Option<String> {
-    let speed = speed?;
-    Some(format!("{}{}", about(speed), seconds(speed.first_token_s?)))
+fn first_token(line: &FitLine) -> Option<String> {
+    let speed = line.speed?;
+    let is_on_gpu = device(&line.settings) == CUDA;
+    let time = match speed.first_token_s? {
+        short @ ..TENTH_S if is_on_gpu => format!("{:.0} ms", short * 1e3),
+        long => seconds(long),
+    };
+    Some(format!("{}{time}", about(speed)))
 }
 
 /// What stands before a time that nobody measured.
