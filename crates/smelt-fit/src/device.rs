@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::gpu::Gpu;
+use crate::rate::{Rate, RateBasis};
 
 /// What a device has.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -24,41 +25,6 @@ pub struct DeviceProfile {
     /// Its GPU, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
-}
-
-/// So many of something in a second.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Rate {
-    /// How many.
-    pub per_second: f64,
-    /// How that is known.
-    pub basis: RateBasis,
-}
-
-/// How a rate is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RateBasis {
-    /// It was measured on the device.
-    Measured,
-    /// It follows from rates that were measured, or from the instructions of its processors.
-    Estimated,
-    /// Its maker says so.
-    Stated,
-    /// It follows from what its maker says, and nothing of smelt ran on such a device yet.
-    Projected,
-}
-
-impl RateBasis {
-    /// The word for it.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Measured => "measured",
-            Self::Estimated => "estimated",
-            Self::Stated => "by its maker's figures",
-            Self::Projected => "projected",
-        }
-    }
 }
 
 /// A device that is known by name: name, GB, cores, and GB a second as its maker states them.

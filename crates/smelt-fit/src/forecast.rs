@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
-use crate::device::{DeviceProfile, Rate, RateBasis};
+use crate::device::DeviceProfile;
 use crate::gpu::Gpu;
 use crate::history::{MeasuredAnswer, of_decoder, of_tower, on};
 use crate::model::{DecoderOption, ModelFacts};
+use crate::rate::{Rate, RateBasis};
 use crate::settings::{FitSettings, Picked};
 
 /// The program itself, its tokenizer and what a chunk of a prompt takes.

@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-use crate::device::{Rate, RateBasis};
+use crate::rate::{Rate, RateBasis};
 
 /// A GPU of a device.
 #[derive(Debug, Clone, PartialEq, Serialize)]

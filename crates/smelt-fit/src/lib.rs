@@ -13,13 +13,15 @@ mod forecast;
 mod gpu;
 mod history;
 mod model;
+mod rate;
 mod settings;
 
 pub use accuracy::{MeasuredCost, measured};
 pub use advice::{FitTable, Instead, gpu_refusal, table};
-pub use device::{DeviceProfile, Rate, RateBasis};
+pub use device::DeviceProfile;
 pub use forecast::{FitLine, Speed};
 pub use gpu::Gpu;
 pub use history::MeasuredAnswer;
 pub use model::{DecoderOption, GpuWays, KvSize, ModelFacts, PhotographCost, TowerOption};
+pub use rate::{Rate, RateBasis};
 pub use settings::{FitSettings, Wanted, WantedDevice};

@@ -2,9 +2,9 @@ use super::{
     DeviceProfile, FitLine, FitTable, Instead, MeasuredAnswer, ModelFacts, Wanted, gpu_refusal,
 };
 use crate::building::COMPILING_BYTES;
-use crate::device::{Rate, RateBasis};
 use crate::gpu::Gpu;
 use crate::model::{DecoderOption, GpuWays, KvSize, PhotographCost, TowerOption};
+use crate::rate::{Rate, RateBasis};
 use crate::settings::{FitSettings, WantedDevice};
 
 const MIB: u64 = 1 << 20;
