@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use smelt_backend::OpenError;
 use smelt_runtime::deployment::DeploymentError;
 
 /// What is at fault.
@@ -75,5 +76,33 @@ impl DeployError {
 impl From<DeploymentError> for DeployError {
     fn from(error: DeploymentError) -> Self {
         Self::model(error)
+    }
+}
+
+impl From<OpenError> for DeployError {
+    /// What runs elsewhere says nothing of the engine.
+    fn from(error: OpenError) -> Self {
+        use OpenError::{Library, NoEngine, OtherDevice};
+        let is_of_device = matches!(error, OtherDevice { .. } | NoEngine { .. } | Library(_));
+        Self::new(if is_of_device { Blame::Device } else { Blame::Engine }, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_without_a_card_is_no_fault_of_the_engine() {
+        let blame = |error: OpenError| DeployError::from(error).blame;
+        let other =
+            |why: &str| OpenError::OtherDevice { path: "engine.json".into(), why: why.into() };
+        assert_eq!(blame(other("it is for cuda-sm90, and no driver is here")), Blame::Device);
+        assert_eq!(
+            blame(OpenError::Library("libonnxruntime.so is not here".into())),
+            Blame::Device
+        );
+        let worn = OpenError::Damaged { path: "weights.bin".into(), problem: "it was cut".into() };
+        assert_eq!(blame(worn), Blame::Engine);
     }
 }

@@ -40,7 +40,7 @@ impl Parties {
         let weights = asked.weights.map(Checkpoint::open).transpose();
         let weights = weights.map_err(DeployError::model)?;
         let vision = asked.vision.map(|dir| device.backends.vision(dir)).transpose();
-        let mut vision = vision.map_err(DeployError::engine)?.unwrap_or_default();
+        let mut vision = vision?.unwrap_or_default();
         vision.sort_by_key(|engine| engine.takes().numbers());
         let heading = asked.vision.map(Heading::read).transpose().map_err(DeployError::engine)?;
         let is_for_card = |heading: &Heading| CudaTarget::parse(&heading.target).is_some();
