@@ -5,7 +5,7 @@
 //! rename is made durable, and only then are its files deleted, so that a crash leaves it whole or
 //! gone.  Knows nothing of stages: what is held, it learns from the lists in `roots/`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -59,6 +59,8 @@ pub enum Why {
     Nameless,
     /// It has not been used for longer than asked, or has been in the quarantine for a week.
     Old,
+    /// The store is larger than asked, and somebody else has it too.
+    Elsewhere,
     /// The store is larger than asked, and nothing else was unused for longer.
     Room,
 }
@@ -100,16 +102,18 @@ struct Candidate {
     what: What,
     bytes: u64,
     used_ns: i64,
+    /// Whether somebody else has it, so that it can be had again.
+    is_elsewhere: bool,
     /// What goes first if all else is equal.
     rank: u8,
 }
 
 /// Chooses what to remove: what is of no use, then what is older than asked, then, if the store is
-/// larger than asked, what has not been used for the longest time.  Nothing that is held, and an
-/// output only after all that refer to it.
-pub fn choose(inventory: &Inventory, limits: &Limits) -> Vec<Victim> {
-    let mut candidates = candidates(inventory);
-    candidates.sort_by_key(|candidate| (candidate.used_ns, candidate.rank));
+/// larger than asked, outputs that are `elsewhere` too, and what has not been used for the longest
+/// time.  Nothing that is held, and an output only after all that refer to it.
+pub fn choose(inventory: &Inventory, limits: &Limits, elsewhere: &BTreeSet<Digest>) -> Vec<Victim> {
+    let mut candidates = candidates(inventory, elsewhere);
+    candidates.sort_by_key(|it| (!it.is_elsewhere, it.used_ns, it.rank));
     let mut bytes = inventory.bytes();
     let mut victims = Vec::new();
     let mut take = |candidate: &Candidate, why, bytes: &mut u64| {
@@ -130,7 +134,8 @@ pub fn choose(inventory: &Inventory, limits: &Limits) -> Vec<Victim> {
         if limits.bytes_max.is_none_or(|max| bytes <= max) {
             break;
         }
-        take(candidate, Why::Room, &mut bytes);
+        let why = if candidate.is_elsewhere { Why::Elsewhere } else { Why::Room };
+        take(candidate, why, &mut bytes);
     }
     victims
 }
@@ -147,30 +152,48 @@ fn of_no_use(inventory: &Inventory, candidate: &Candidate, age: Duration) -> Opt
     }
 }
 
-fn candidates(inventory: &Inventory) -> Vec<Candidate> {
+fn candidates(inventory: &Inventory, elsewhere: &BTreeSet<Digest>) -> Vec<Candidate> {
     let quarantined = inventory.quarantined.iter().map(|item| Candidate {
         what: What::Quarantined(item.name.clone()),
         bytes: item.bytes,
         used_ns: item.used_ns,
+        is_elsewhere: false,
         rank: 0,
     });
     let runs = inventory.runs.iter().filter(|run| !run.is_held).map(|run| Candidate {
         what: What::Run(run.id.clone()),
         bytes: run.bytes,
         used_ns: run.used_ns,
+        is_elsewhere: false,
         rank: 1,
     });
     let referred = used_by_referrers(&inventory.outputs);
+    let elsewhere = with_referrers(&inventory.outputs, elsewhere);
     let outputs = inventory.outputs.iter().filter(|output| !output.is_held).map(|output| {
         let by_others = referred.get(&output.tree);
         Candidate {
             what: What::Output(output.tree),
             bytes: output.bytes,
             used_ns: by_others.map_or(output.used_ns, |used_ns| output.used_ns.max(*used_ns)),
+            is_elsewhere: elsewhere.contains(&output.tree),
             rank: if by_others.is_some() { 3 } else { 2 },
         }
     });
     quarantined.chain(runs).chain(outputs).collect()
+}
+
+/// Of these outputs those of which all that refer to them are among them too: an output goes only after those.
+fn with_referrers(outputs: &[OutputItem], among: &BTreeSet<Digest>) -> BTreeSet<Digest> {
+    let mut all = among.clone();
+    loop {
+        let others = outputs.iter().filter(|output| !all.contains(&output.tree));
+        let needed: BTreeSet<Digest> = others.flat_map(|output| output.refers.clone()).collect();
+        let before = all.len();
+        all.retain(|tree| !needed.contains(tree));
+        if all.len() == before {
+            return all;
+        }
+    }
 }
 
 /// When those that name an output were used last: it counts as used with them.
@@ -190,6 +213,15 @@ impl Store {
     ///
     /// What dead runs left in `work/` is for [`Store::clear_dead`], after their processes.
     pub fn collect(&self, limits: &Limits) -> Result<Collection, StoreError> {
+        self.collect_beside(limits, &BTreeSet::new())
+    }
+
+    /// The same where some outputs are elsewhere too, and go first.
+    pub fn collect_beside(
+        &self,
+        limits: &Limits,
+        elsewhere: &BTreeSet<Digest>,
+    ) -> Result<Collection, StoreError> {
         self.refuse_read_only("collect garbage")?;
         self.empty_trash()?;
         let mut links = {
@@ -199,7 +231,7 @@ impl Store {
         let inventory = self.inventory_by(&links)?;
         let mut done = Collection::default();
         let mut away = Vec::new();
-        for victim in choose(&inventory, limits) {
+        for victim in choose(&inventory, limits, elsewhere) {
             let gone = match &victim.what {
                 What::Output(tree) => self.take_away(tree, &mut links, &mut away)?,
                 What::Run(id) => self.remove_run(id, limits.spare())?,
@@ -402,8 +434,19 @@ mod tests {
             What::Output(tree) => *tree,
             other => panic!("{other:?}"),
         };
-        let found: Vec<_> = choose(inventory, &limits).iter().map(|v| (name(v), v.why)).collect();
+        let chosen = choose(inventory, &limits, &BTreeSet::new());
+        let found: Vec<_> = chosen.iter().map(|v| (name(v), v.why)).collect();
         let expect: Vec<_> = expect.iter().map(|(name, why)| (tree(name), *why)).collect();
+        assert_eq!(found, expect);
+    }
+
+    /// In which order outputs go where all must, and some of them are elsewhere.
+    #[track_caller]
+    fn check_order(outputs: &[OutputItem], elsewhere: &[&str], expect: &[&str]) {
+        let elsewhere = elsewhere.iter().map(|name| tree(name)).collect();
+        let chosen = choose(&of(outputs.to_vec()), &size(0), &elsewhere);
+        let found: Vec<What> = chosen.into_iter().map(|victim| victim.what).collect();
+        let expect: Vec<What> = expect.iter().map(|name| What::Output(tree(name))).collect();
         assert_eq!(found, expect);
     }
 
@@ -459,6 +502,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_elsewhere_goes_first_and_never_before_what_names_it() {
+        let deployment = OutputItem { refers: vec![tree("engine")], ..output("d", 2) };
+        let all = [output("engine", 9), deployment, output("old", 8), output("new", 1)];
+        check_order(&all, &[], &["old", "d", "engine", "new"]);
+        check_order(&all, &["new"], &["new", "old", "d", "engine"]);
+        check_order(&all, &["new", "d"], &["d", "new", "old", "engine"]);
+        check_order(&all, &["d", "engine"], &["d", "engine", "old", "new"]);
+        // The deployment is nowhere else, so its engine waits for it.
+        check_order(&all, &["engine"], &["old", "d", "engine", "new"]);
+        // What is held names nothing that may go, and what is not here is nobody's.
+        check_order(&all, &["gone", "old"], &["old", "d", "engine", "new"]);
+        let limits = age(5);
+        let chosen = choose(&of(all.to_vec()), &limits, &BTreeSet::from([tree("new")]));
+        // Where it is elsewhere is no reason to go.
+        assert_eq!(chosen.len(), 1);
+    }
+
+    #[test]
     fn a_clock_that_went_back_makes_nothing_old() {
         check(&of(vec![output("a", -500)]), age(1), &[]);
     }
@@ -482,8 +543,12 @@ mod tests {
             quarantined: vec![bad("x", 4), bad("y", 169)],
             ..of(vec![output("a", 4)])
         };
-        let whats =
-            |limits| choose(&inventory, &limits).into_iter().map(|v| v.what).collect::<Vec<_>>();
+        let whats = |limits| {
+            choose(&inventory, &limits, &BTreeSet::new())
+                .into_iter()
+                .map(|v| v.what)
+                .collect::<Vec<_>>()
+        };
         let y = What::Quarantined("y".to_owned());
         assert_eq!(whats(Limits::default()), std::slice::from_ref(&y));
         let x = What::Quarantined("x".to_owned());

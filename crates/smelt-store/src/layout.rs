@@ -23,7 +23,7 @@ const LAYOUT_BYTE: u64 = 1 << 62;
 const DIRS: [&str; 9] =
     ["out", "seals", "roots", "journal", "logs", "work", "runs", "quarantine", "trash"];
 /// What else may lie in a directory that is to become a store.
-const OTHER_NAMES: [&str; 21] = [
+const OTHER_NAMES: [&str; 24] = [
     "memo",
     "pulls",
     "swap",
@@ -44,6 +44,9 @@ const OTHER_NAMES: [&str; 21] = [
     "deliveries",
     "deliveries.new",
     "deliveries.lock",
+    "counts",
+    "counts.new",
+    "counts.lock",
     "README.md",
     "lost+found",
 ];
@@ -125,14 +128,6 @@ impl Layout {
 
     pub(crate) fn pulls(&self) -> PathBuf {
         self.root.join("pulls")
-    }
-
-    pub(crate) fn deliveries(&self) -> PathBuf {
-        self.root.join("deliveries")
-    }
-
-    pub(crate) fn deliveries_lock(&self) -> PathBuf {
-        self.root.join("deliveries.lock")
     }
 
     pub(crate) fn quarantine(&self) -> PathBuf {

@@ -11,7 +11,6 @@ mod actions;
 mod ballast;
 pub mod bundle;
 mod collect;
-mod deliveries;
 mod digest;
 mod digester;
 mod disk;
@@ -33,6 +32,7 @@ mod stat_cache;
 mod store;
 #[cfg(test)]
 mod tests;
+mod texts;
 mod verify;
 mod walk;
 
@@ -55,4 +55,5 @@ pub use roots::Holder;
 pub use run::{Journal, NotARunId, Run, RunId, Whole};
 pub use seal::SealError;
 pub use store::{KeyLock, Store, StoreError};
+pub use texts::Text;
 pub use walk::WalkError;

@@ -1,5 +1,6 @@
 //! `smelt cache`: how much the store holds, what may go, and whether it is sound.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -132,7 +133,7 @@ fn gc(root: &Path, flags: &GcFlags) -> Result<Exit, Failed> {
         Limits { bytes_max: flags.max_size, age_max: flags.max_age, takes_open: flags.unfinished };
     if flags.dry_run {
         let inventory = Store::open_read_only(root, Wait::Yes)?.inventory_for(&limits)?;
-        let victims = choose(&inventory, &limits);
+        let victims = choose(&inventory, &limits, &BTreeSet::new());
         let freed: u64 = victims.iter().map(|victim| victim.bytes).sum();
         tell_victims(flags, "would go", &victims, inventory.bytes() - freed)?;
         return Ok(Exit::Ok);
@@ -189,6 +190,7 @@ fn why(victim: &Victim) -> &'static str {
     match victim.why {
         Why::Nameless => "nothing leads to it",
         Why::Old => "old",
+        Why::Elsewhere => "the fleet has it",
         Why::Room => "unused for the longest time",
     }
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use smelt_fleet::dsse::Envelope;
 use smelt_fleet::oci::delivery::{self, Taken, Vouched};
 use smelt_fleet::trust::Trust;
-use smelt_store::{Digest, Store};
+use smelt_store::{Digest, Store, Text};
 
 use crate::exit::{Exit, Failed};
 
@@ -73,12 +73,12 @@ impl Delivered {
 
 /// The deliveries that this store has taken.
 pub(crate) fn taken(store: &Store) -> Result<Vec<Taken>, Failed> {
-    read(store, &store.deliveries()?)
+    read(store, &store.text(Text::Deliveries)?)
 }
 
 /// Changes what is remembered of them.
 pub(crate) fn change(store: &Store, change: impl FnOnce(&mut Vec<Taken>)) -> Result<(), Failed> {
-    store.change_deliveries(|text| {
+    store.change_text(Text::Deliveries, |text| {
         let mut taken = read(store, &text)?;
         change(&mut taken);
         let lines = taken.iter().map(|it| serde_json::to_string(it).expect("it is plain data"));
