@@ -484,7 +484,7 @@ impl Attempt<'_> {
         }
         let sealed = self.leave_out(report).and_then(|()| match &self.compare {
             Some(sealed) => Ok(self.compared(sealed)),
-            None => Ok(AttemptResult::Sealed(Box::new(self.keep()?))),
+            None => Ok(AttemptResult::Sealed(Box::new(self.keep(report.wall_s)?))),
         });
         match sealed {
             Ok(result) => result,
@@ -528,8 +528,10 @@ impl Attempt<'_> {
     }
 
     /// Moves the output into the store, or records what lies outside of it.
-    fn keep(&self) -> Result<Output, SealError> {
-        let record = self.record.clone();
+    fn keep(&self, wall_s: f64) -> Result<Output, SealError> {
+        let mut record = self.record.clone();
+        // So that whoever takes it from elsewhere knows what that saves.
+        record["wall_s"] = seconds(Duration::from_secs_f64(wall_s)).into();
         match &self.reference {
             None => self.store.seal_referring(&self.key, &self.out, record, &self.refers),
             Some(path) => {
