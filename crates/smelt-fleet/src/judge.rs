@@ -205,7 +205,7 @@ pub fn newest_seen(now: u64, seen: Option<u64>) -> u64 {
 }
 
 /// The trusted keys whose signatures hold and count now.
-fn signers<'a>(
+pub(crate) fn signers<'a>(
     trust: &'a Trust,
     envelope: &Envelope,
     now: u64,

@@ -129,11 +129,19 @@ pub trait LeaseTable: Send + Sync {
     /// If the server does not answer.
     fn release(&self, leases: &[(Digest, u64)]) -> Result<(), TableError>;
 
+    /// The leases of keys that anybody has, in their order.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    fn look_each(&self, keys: &[Digest]) -> Result<Vec<Option<Entry>>, TableError>;
+
     /// The lease of a key, if anybody has it.
     ///
     /// # Errors
     /// If the server does not answer.
-    fn look(&self, key: &Digest) -> Result<Option<Entry>, TableError>;
+    fn look(&self, key: &Digest) -> Result<Option<Entry>, TableError> {
+        Ok(self.look_each(&[*key])?.pop().flatten())
+    }
 }
 
 /// What came of asking for leases.
@@ -142,6 +150,21 @@ pub enum Claim {
     Ours(Lease),
     /// Somebody has this one, so none was taken.
     Theirs(Digest),
+}
+
+/// The first of the keys that somebody has.
+///
+/// # Errors
+/// If the server does not answer.
+pub fn held(table: &dyn LeaseTable, keys: &BTreeSet<Digest>) -> Result<Option<Digest>, TableError> {
+    let keys: Vec<Digest> = keys.iter().copied().collect();
+    for some in keys.chunks(TAKEN_AT_ONCE) {
+        let found = table.look_each(some)?;
+        if let Some(at) = found.iter().position(Option::is_some) {
+            return Ok(Some(some[at]));
+        }
+    }
+    Ok(None)
 }
 
 /// Takes the leases of all keys or of none.  The first is taken alone: of builders that want the same one goes on, and the others
@@ -433,9 +456,10 @@ mod tests {
             Ok(())
         }
 
-        fn look(&self, key: &Digest) -> Result<Option<Entry>, TableError> {
+        fn look_each(&self, keys: &[Digest]) -> Result<Vec<Option<Entry>>, TableError> {
             self.asked()?;
-            Ok(locked(&self.entries).get(key).cloned())
+            let entries = locked(&self.entries);
+            Ok(keys.iter().map(|key| entries.get(key).cloned()).collect())
         }
     }
 
@@ -544,5 +568,20 @@ mod tests {
         table.take(&[Digest::of(b"b")], b"junk").unwrap();
         let entry = table.look(&Digest::of(b"b")).unwrap().unwrap();
         assert!(entry.holder().to_string().starts_with("another builder builds"));
+    }
+
+    #[test]
+    fn who_only_takes_finds_the_key_that_somebody_has_among_any_number() {
+        let table = Arc::new(Table::default());
+        let many: BTreeSet<Digest> = (0..150u8).map(|name| Digest::of(&[name])).collect();
+        let found = |keys: &BTreeSet<Digest>| held(&*table, keys).unwrap();
+        assert_eq!(found(&many), None);
+        let lease = ours(&table, "b", "one").unwrap();
+        assert_eq!(found(&many), Some(Digest::of(b"b")));
+        assert_eq!(found(&keys("ac")), None);
+        drop(lease);
+        assert_eq!(found(&many), None);
+        table.is_gone.store(true, Ordering::Relaxed);
+        assert!(held(&*table, &many).is_err());
     }
 }

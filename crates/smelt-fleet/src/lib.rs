@@ -7,8 +7,11 @@
 //! Knows nothing of stages and engines, and changes no store: what is true of an output comes and goes as plain data.
 
 pub mod address;
+pub mod beat;
 pub mod chunk;
+pub mod counts;
 pub mod dsse;
+pub mod held;
 pub mod judge;
 pub mod keys;
 pub mod lease;

@@ -17,7 +17,7 @@ use crate::dsse::{DsseError, Envelope};
 use crate::judge::{Asked, Refusal, Vouched, judge};
 use crate::local::LocalChunks;
 use crate::places::PlacesLog;
-use crate::remote::{Blob, Key, Part, Remote, RemoteError, plain};
+use crate::remote::{Blob, Entry, Key, Part, Remote, RemoteError, plain};
 use crate::trust::Trust;
 
 /// Chunks that are asked for at once: some batches on their way, and as much memory.
@@ -109,9 +109,23 @@ pub fn offer(
     trust: &Trust,
     now: u64,
 ) -> Result<Option<Offer>, PullError> {
-    let Some(entry) = remote.entry(&key)? else { return Ok(None) };
+    let entry = remote.entry(&key)?;
+    entry.map(|entry| offer_of(remote, key, &entry, trust, now)).transpose()
+}
+
+/// The same of what was found under the key.
+///
+/// # Errors
+/// As [`offer`].
+pub fn offer_of(
+    remote: &dyn Remote,
+    key: Key,
+    entry: &Entry,
+    trust: &Trust,
+    now: u64,
+) -> Result<Offer, PullError> {
     let server = || remote.name().to_owned();
-    if entry.statement.bytes > STATEMENT_BYTES_MAX || entry.index.bytes > STATEMENT_BYTES_MAX {
+    if is_too_large(entry) {
         let what = format!("a statement of {} bytes", entry.statement.bytes.max(entry.index.bytes));
         return Err(PullError::Wrong { server: server(), what });
     }
@@ -127,7 +141,12 @@ pub fn offer(
     let odd = |error: IndexError| wrong(error.to_string());
     let json = blob(remote, index.0, index.1)?;
     let index = Index::read(&json, &vouched.statement.files).map_err(odd)?;
-    Ok(Some(Offer { vouched, envelope, index }))
+    Ok(Offer { vouched, envelope, index })
+}
+
+/// Whether nobody reads what an entry says.
+pub(crate) fn is_too_large(entry: &Entry) -> bool {
+    entry.statement.bytes > STATEMENT_BYTES_MAX || entry.index.bytes > STATEMENT_BYTES_MAX
 }
 
 /// One blob that is what it is called.

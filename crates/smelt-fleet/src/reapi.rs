@@ -16,13 +16,16 @@ use prost::Message as _;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use smelt_store::Digest;
 use tokio::runtime::{Builder, Runtime};
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status};
+use tonic_prost::ProstCodec;
 
 use crate::address::Address;
 use crate::chunk::CHUNK_BYTES_MAX;
-use crate::remote::{Blob, Entry, Key, Remote, RemoteError, plain, told};
+use crate::remote::{Blob, Entry, Found, Key, Remote, RemoteError, plain, told};
 
 use api::action_cache_client::ActionCacheClient;
 use api::capabilities_client::CapabilitiesClient;
@@ -58,6 +61,10 @@ const LOOK_AT_STOP: Duration = Duration::from_millis(100);
 /// After so many calls in a row that came to nothing, it is asked no more.
 const FAILURES_MAX: u32 = 2;
 
+/// Entries asked for at once: enough to hide how long one answer takes, of up to 4 MiB each.
+const ENTRIES_MAX: usize = 16;
+const DISK_USAGE: &str = "/build.buildgrid.LocalContentAddressableStorage/GetLocalDiskUsage";
+
 const STATEMENT: &str = "statement.json";
 const INDEX: &str = "index.json";
 const CHUNK: &str = "chunk/";
@@ -75,6 +82,43 @@ pub struct Client {
     batch_bytes_max: usize,
     /// Calls in a row that came to nothing.
     failures: AtomicU32,
+}
+
+/// What a server's storage holds, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskUsage {
+    /// What is there.
+    pub used: u64,
+    /// What may be there before something is removed, where that is limited.
+    pub quota: Option<u64>,
+}
+
+/// `GetLocalDiskUsageRequest` of `build/buildgrid/local_cas.proto`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct DiskUsageRequest {}
+
+/// `GetLocalDiskUsageResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct DiskUsageResponse {
+    #[prost(int64, tag = "1")]
+    size_bytes: i64,
+    /// 0 is no limit.
+    #[prost(int64, tag = "2")]
+    quota_bytes: i64,
+}
+
+impl DiskUsage {
+    /// Nothing where a number makes no sense.
+    fn of(said: DiskUsageResponse) -> Option<Self> {
+        let used = u64::try_from(said.size_bytes).ok()?;
+        let quota = u64::try_from(said.quota_bytes).ok()?;
+        Some(Self { used, quota: (quota > 0).then_some(quota) })
+    }
+
+    /// What may still come, where that is limited.
+    pub fn free(&self) -> Option<u64> {
+        Some(self.quota?.saturating_sub(self.used))
+    }
 }
 
 /// What a server says of itself.
@@ -213,6 +257,35 @@ impl Client {
         self.call(call)?.map_err(|status| self.wrong(problem(&status)))
     }
 
+    /// What is kept under a key, if anything is.
+    async fn result(&self, key: &Key) -> Result<Option<api::ActionResult>, Status> {
+        let message = api::GetActionResultRequest {
+            instance_name: self.address.instance.clone(),
+            action_digest: Some(named(&Action::of(key).action.0)),
+            digest_function: Sha256 as i32,
+            ..Default::default()
+        };
+        let request = self.request(message, ASK_MAX);
+        match within(ASK_MAX, self.actions().get_action_result(request)).await {
+            Ok(found) => Ok(Some(found.into_inner())),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    /// What it keeps and how much of that it may, where it tells: BuildBox's servers do, by a call of their own.
+    pub fn disk_usage(&self) -> Option<DiskUsage> {
+        let asked = self.request(DiskUsageRequest {}, CONNECT_MAX);
+        let answer = self.until_stopped(async {
+            let mut client = Grpc::new(self.channel.clone());
+            let ready = client.ready().await;
+            ready.map_err(|error| Status::unavailable(told(&error)))?;
+            let path = PathAndQuery::from_static(DISK_USAGE);
+            within(CONNECT_MAX, client.unary(asked, path, ProstCodec::default())).await
+        });
+        answer.ok().and_then(|answer| DiskUsage::of(answer.into_inner()))
+    }
+
     async fn read_batch(&self, blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, Status> {
         let once: BTreeSet<&Blob> = blobs.iter().collect();
         let message = api::BatchReadBlobsRequest {
@@ -325,21 +398,20 @@ impl Remote for Client {
     }
 
     fn entry(&self, key: &Key) -> Result<Option<Entry>, RemoteError> {
-        let answer = self.call(async || {
-            let message = api::GetActionResultRequest {
-                instance_name: self.address.instance.clone(),
-                action_digest: Some(named(&Action::of(key).action.0)),
-                digest_function: Sha256 as i32,
-                ..Default::default()
+        self.entries(&[*key])?.pop().unwrap_or(Ok(None))
+    }
+
+    fn entries(&self, keys: &[Key]) -> Result<Vec<Found>, RemoteError> {
+        let mut entries = Vec::with_capacity(keys.len());
+        for some in keys.chunks(ENTRIES_MAX) {
+            let found = self
+                .answered(async || try_join_all(some.iter().map(|key| self.result(key))).await)?;
+            let read = |found: Option<api::ActionResult>| {
+                found.map(|found| entry_of(&found)).transpose().map_err(|what| self.wrong(what))
             };
-            let request = self.request(message, ASK_MAX);
-            within(ASK_MAX, self.actions().get_action_result(request)).await
-        })?;
-        match answer {
-            Ok(found) => entry_of(&found.into_inner()).map(Some).map_err(|what| self.wrong(what)),
-            Err(status) if status.code() == Code::NotFound => Ok(None),
-            Err(status) => Err(self.wrong(problem(&status))),
+            entries.extend(found.into_iter().map(read));
         }
+        Ok(entries)
     }
 
     fn publish(&self, key: &Key, entry: &Entry) -> Result<(), RemoteError> {
@@ -543,6 +615,18 @@ mod tests {
         };
         assert!(sizes(&[]).is_empty());
         assert_eq!(sizes(&[3, 7, 1, 12, 2]), [vec![3, 7], vec![1], vec![12], vec![2]]);
+    }
+
+    #[test]
+    fn free_is_what_the_quota_leaves() {
+        let of = |size_bytes, quota_bytes| {
+            let usage = DiskUsage::of(DiskUsageResponse { size_bytes, quota_bytes })?;
+            Some((usage.used, usage.free()))
+        };
+        assert_eq!(of(3, 10), Some((3, Some(7))));
+        assert_eq!(of(12, 10), Some((12, Some(0))));
+        assert_eq!(of(3, 0), Some((3, None)));
+        assert_eq!([of(-1, 10), of(1, -1)], [None, None]);
     }
 
     #[test]

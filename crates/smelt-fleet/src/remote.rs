@@ -25,6 +25,13 @@ pub enum Key {
     Anywhere(Digest),
 }
 
+impl Entry {
+    /// Every blob that it needs.
+    pub fn blobs(&self) -> impl Iterator<Item = Blob> {
+        [self.statement, self.index].into_iter().chain(self.chunks.iter().copied())
+    }
+}
+
 impl Key {
     /// Which of the two, as a word.
     pub const fn word(&self) -> &'static str {
@@ -113,6 +120,9 @@ pub(crate) fn first_within<T>(blobs: &[T], bytes_max: u64, bytes: impl Fn(&T) ->
     blobs.iter().take_while(fits).count().max(1).min(blobs.len())
 }
 
+/// What is published under a key, if anything is.
+pub type Found = Result<Option<Entry>, RemoteError>;
+
 /// A server of results.
 pub trait Remote {
     /// Where it is, for a person.
@@ -161,6 +171,18 @@ pub trait Remote {
     /// # Errors
     /// If it does not answer, or no entry of ours.
     fn entry(&self, key: &Key) -> Result<Option<Entry>, RemoteError>;
+
+    /// What is published under each of some keys, in their order; of one that is no entry of ours, what is wrong with it.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    fn entries(&self, keys: &[Key]) -> Result<Vec<Found>, RemoteError> {
+        let found = keys.iter().map(|key| match self.entry(key) {
+            Err(error) if error.is_gone => Err(error),
+            found => Ok(found),
+        });
+        found.collect()
+    }
 
     /// Publishes what has been written.
     ///

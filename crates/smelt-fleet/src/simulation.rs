@@ -13,6 +13,7 @@ use smelt_store::{Digest, FileEntry, Manifest};
 
 use crate::chunk::{FileChunks, Index};
 use crate::dsse::Envelope;
+use crate::held::{held, is_published};
 use crate::keys::SigningKey;
 use crate::local::LocalChunks;
 use crate::pull::{Fetched, Offer, PullError, offer};
@@ -55,8 +56,7 @@ impl Server {
 
     /// Whether all of an entry is there.
     fn has(&self, entry: &Entry) -> bool {
-        let has = |blob: &Blob| self.blobs.borrow().contains_key(&blob.digest);
-        has(&entry.statement) && has(&entry.index) && entry.chunks.iter().all(has)
+        entry.blobs().all(|blob| self.blobs.borrow().contains_key(&blob.digest))
     }
 
     /// Entries that lack something of theirs.
@@ -527,4 +527,28 @@ fn many_small_files_come_in_few_calls() {
     assert!(world.server.calls.get() < 12, "{}", world.server.calls.get());
     let distinct: HashSet<_> = world.statement.files.files().iter().map(|it| it.sha256).collect();
     assert!(distinct.len() > 600);
+}
+
+/// A server that has removed some of what an entry needs, and gives that entry all the same.
+#[test]
+fn what_a_server_has_removed_counts_as_not_there_and_is_sent_by_the_next_push() {
+    let world = World::new();
+    let is_there = || is_published(&world.server, &world.statement, &world.trust, NOW).unwrap();
+    let holds =
+        |trust: &Trust| held(&world.server, &[world.statement.tree], trust, NOW).unwrap().len();
+    assert!(!is_there() && holds(&world.trust) == 0);
+    world.push().unwrap();
+    assert!(is_there());
+    assert_eq!((holds(&world.trust), holds(&Trust::default())), (1, 0));
+    world.lose_a_chunk();
+    assert!(world.offer(Key::Tree(world.statement.tree)).unwrap().is_some());
+    assert!(!is_there() && holds(&world.trust) == 0);
+    assert_eq!(world.push().unwrap().sent, u64::from(world.a_chunk().bytes));
+    assert!(is_there());
+    world.check_pull();
+    // A list of chunks of something else leads nowhere, either.
+    let other = world.server.put(b"{}".to_vec());
+    let key = Key::Content(world.statement.key);
+    world.server.entries.borrow_mut().get_mut(&key).unwrap().index = other;
+    assert!(!is_there() && holds(&world.trust) == 1);
 }

@@ -6,7 +6,7 @@
 //! [[key]]
 //! name = "bench"
 //! key = "ed25519:…"
-//! for = ["portable", "device", "delivery"]    # "portable" and "device" if it is left out
+//! for = ["portable", "device", "delivery"]    # "portable" and "device" if it is left out; "heartbeat" alone vouches for nothing
 //! facts = { sm = "87" }                       # of devices: only results of such a one
 //! until = "2027-06-01"                        # from that moment on it counts no more
 //! revoked = "2026-11-28"                      # and nothing it ever vouched for
@@ -41,6 +41,8 @@ pub enum Purpose {
     Device,
     /// What is handed over to be run.
     Delivery,
+    /// That its board is here, and nothing else: every key that is believed says that.
+    Heartbeat,
 }
 
 impl Purpose {
@@ -50,6 +52,7 @@ impl Purpose {
             Self::Portable => "portable",
             Self::Device => "device",
             Self::Delivery => "delivery",
+            Self::Heartbeat => "heartbeat",
         }
     }
 }
@@ -134,7 +137,7 @@ pub enum TrustError {
     },
     /// A key that vouches for nothing.
     #[error(
-        "key \"{name}\" is for nothing: name \"portable\", \"device\" or \"delivery\", or remove it"
+        "key \"{name}\" is for nothing: name \"portable\", \"device\", \"delivery\" or \"heartbeat\", or remove it"
     )]
     NoPurpose {
         /// The key's name.

@@ -82,6 +82,7 @@ impl<'a> Sharing<'a> {
     }
 
     fn share(&mut self, wishes: &mut Wishes) -> Result<(), Failed> {
+        let mut has_waited = false;
         loop {
             let pulled = self.pull(wishes)?;
             wishes.is_share |= wishes.only.is_empty();
@@ -101,10 +102,10 @@ impl<'a> Sharing<'a> {
             let builders =
                 fleet.and_then(|fleet| Builders::of(self.flags, fleet, self.signer.as_ref()));
             let Some(builders) = builders else { return Ok(()) };
-            match builders.turn(&keys, self.stop)? {
+            match builders.turn(&keys, has_waited, self.stop)? {
                 Turn::Ours(None) => return Ok(()),
                 Turn::Ours(taken) => self.lease = taken,
-                Turn::Again => {}
+                Turn::Again => has_waited = true,
             }
         }
     }

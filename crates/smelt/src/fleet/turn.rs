@@ -9,8 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use smelt_fleet::keys::{PublicKey, SigningKey};
-use smelt_fleet::lease::{Claim, Holder, Lease, LeaseTable, TableError, Waited, claim, wait};
-use smelt_fleet::nats::NatsTable;
+use smelt_fleet::lease::{Claim, Holder, Lease, LeaseTable, TableError, Waited, claim, held, wait};
+use smelt_fleet::nats::{NatsServer, NatsTable};
 use smelt_fleet::remote::Remote as _;
 use smelt_plan::schedule::Wishes;
 use smelt_plan::{Digest, StageId};
@@ -24,6 +24,9 @@ use crate::exit::{Exit, Failed};
 use crate::flags::{FleetFlags, Push, RunFlags};
 use crate::load::Loaded;
 use crate::telling::Telling;
+
+/// Within this time builders that wait have taken over: they look each second.
+const SUCCESSION: Duration = Duration::from_secs(2);
 
 /// Whose turn it is.
 pub(crate) enum Turn {
@@ -48,9 +51,14 @@ pub(crate) struct Builders<'a> {
 /// If it does not answer.
 pub(crate) fn table(flags: &FleetFlags, instance: &str) -> Result<Option<NatsTable>, TableError> {
     let Some(address) = &flags.fleet_lock else { return Ok(None) };
-    let token = config::variable("SMELT_FLEET_LOCK_TOKEN");
-    let authority = flags.fleet_ca.as_deref();
-    NatsTable::connect(address, token.as_deref(), authority, instance).map(Some)
+    let (token, authority) = (lock_token(), flags.fleet_ca.as_deref());
+    let server = NatsServer { address, token: token.as_deref(), authority, instance };
+    NatsTable::connect(&server).map(Some)
+}
+
+/// What the server of leases wants to hear.
+pub(crate) fn lock_token() -> Option<String> {
+    config::variable("SMELT_FLEET_LOCK_TOKEN")
 }
 
 impl<'a> Builders<'a> {
@@ -69,11 +77,17 @@ impl<'a> Builders<'a> {
         }
     }
 
-    /// Waits for whoever builds one of `keys`, or takes those that this run will publish.
-    pub(crate) fn turn(&self, keys: &Keys, stop: &AtomicBool) -> Result<Turn, Failed> {
+    /// Waits for whoever builds one of `keys`, or takes those that this run will publish.  `has_waited` says whether this run
+    /// has waited before.
+    pub(crate) fn turn(
+        &self,
+        keys: &Keys,
+        has_waited: bool,
+        stop: &AtomicBool,
+    ) -> Result<Turn, Failed> {
         let asked = match self.signer.filter(|_| !keys.published.is_empty()) {
             // Whoever publishes nothing has nothing that others could wait for.
-            None => self.held(&keys.built).map(|held| held.map(Claim::Theirs)),
+            None => self.held(&keys.built, has_waited).map(|held| held.map(Claim::Theirs)),
             Some(signer) => {
                 let key = signer.public().to_string();
                 let holder = Holder::new(&own_name(), &key, keys.built.len());
@@ -88,14 +102,19 @@ impl<'a> Builders<'a> {
         }
     }
 
-    /// The first of them that somebody builds.
-    fn held(&self, keys: &BTreeSet<Digest>) -> Result<Option<Digest>, TableError> {
-        for key in keys {
-            if self.table.look(key)?.is_some() {
-                return Ok(Some(*key));
-            }
+    /// The first of them that somebody builds.  Where a builder has died, those that have waited for it as well take over
+    /// first.
+    fn held(
+        &self,
+        keys: &BTreeSet<Digest>,
+        has_waited: bool,
+    ) -> Result<Option<Digest>, TableError> {
+        let found = held(&*self.table, keys)?;
+        if found.is_some() || !has_waited {
+            return Ok(found);
         }
-        Ok(None)
+        thread::sleep(SUCCESSION);
+        held(&*self.table, keys)
     }
 
     /// What to do while somebody else builds.
@@ -154,7 +173,7 @@ fn alone(error: &TableError) -> Turn {
 }
 
 /// What others know this machine by.
-fn own_name() -> String {
+pub(crate) fn own_name() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim().to_owned()
 }
@@ -194,7 +213,8 @@ pub(crate) fn to_build(
     Ok(keys)
 }
 
-fn is_here(store: &Store, recipe: &Digest) -> Result<bool, Failed> {
+/// Whether the output to which a recipe led is here.
+pub(super) fn is_here(store: &Store, recipe: &Digest) -> Result<bool, Failed> {
     let Some(key) = store.resolve(recipe)? else { return Ok(false) };
     Ok(store.lookup(&key)?.hit().is_some())
 }
