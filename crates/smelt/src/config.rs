@@ -56,6 +56,7 @@ enum Form {
     Jobs,
     Address,
     LockAddress,
+    Heartbeat,
     Peers,
     Push,
     Kinds,
@@ -81,6 +82,7 @@ impl Form {
             Self::LockAddress => {
                 flags::fleet::lock_address(text).map(drop).map_err(|error| error.to_string())
             }
+            Self::Heartbeat => flags::fleet::heartbeat(text).map(drop),
             Self::Peers => text.parse::<PeerList>().map(drop).map_err(|error| error.to_string()),
             Self::Kinds => text.split(',').try_for_each(|kind| flags::fleet::kind(kind).map(drop)),
             Self::Push => Push::from_str(text, false)
@@ -101,12 +103,13 @@ const fn setting(
 }
 
 /// All, in the order in which they are told.
-pub(crate) const SETTINGS: [Setting; 14] = [
+pub(crate) const SETTINGS: [Setting; 15] = [
     setting(STORE, "SMELT_CACHE", "", "cache", Form::Path),
     setting("jobs", "", "jobs", "1", Form::Jobs),
     setting(KEEP_FREE, "SMELT_KEEP_FREE", "keep_free", "", Form::Size),
     setting("fleet.address", "SMELT_FLEET", "fleet", "", Form::Address),
     setting("fleet.lock", "SMELT_FLEET_LOCK", "fleet_lock", "", Form::LockAddress),
+    setting("fleet.heartbeat", "SMELT_FLEET_HEARTBEAT", "heartbeat", "", Form::Heartbeat),
     setting("fleet.peers", "SMELT_FLEET_PEERS", "fleet_peers", "", Form::Peers),
     setting(PUSH, "", "push", "never", Form::Push),
     setting(TRUST, "SMELT_FLEET_TRUST", "fleet_trust", "", Form::Path),
@@ -455,7 +458,7 @@ mod tests {
 
     #[test]
     fn every_setting_but_the_store_is_the_default_of_a_flag() {
-        let text = "store = \"/s\"\njobs = 2\nkeep-free = \"1GiB\"\n[fleet]\naddress = \"grpc://h:1\"\nlock = \"nats://h:2\"\npeers = \"h:3,mdns\"\npush = \"sealed\"\n\
+        let text = "store = \"/s\"\njobs = 2\nkeep-free = \"1GiB\"\n[fleet]\naddress = \"grpc://h:1\"\nlock = \"nats://h:2\"\nheartbeat = \"1m\"\npeers = \"h:3,mdns\"\npush = \"sealed\"\n\
                     trust = \"/t\"\nkey = \"/k\"\ntoken-file = \"/f\"\nca = \"/c\"\nrate = \"2MiB\"\n\
                     push-kind = \"deployment,verify\"\npush-max = \"1GiB\"\n";
         let config: &'static Config = Box::leak(Box::new(of(&[("/c.toml", text)]).unwrap()));

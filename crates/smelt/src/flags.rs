@@ -55,8 +55,8 @@ pub(crate) use doctor::DoctorFlags;
 #[cfg(feature = "build")]
 pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
 pub(crate) use fleet::{
-    FleetCommand, FleetFlags, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, PeerFlags,
-    ProvenanceFlags, Push, PushFlags, PushLimits, ShareFlags, TrustFlags, UntrustFlags,
+    FleetCommand, FleetFlags, FleetStatusFlags, FleetVerifyFlags, HeartbeatFlags, KeygenFlags,
+    PeerFlags, ProvenanceFlags, Push, PushFlags, PushLimits, ShareFlags, TrustFlags, UntrustFlags,
 };
 pub(crate) use image_options::ImageFlags;
 #[cfg(feature = "build")]
@@ -88,6 +88,7 @@ Environment:
   SMELT_FLEET     The server that shares results, as in grpc://10.0.0.5:5200
   SMELT_FLEET_TOKEN  The token that it wants
   SMELT_FLEET_LOCK  The server of leases, as in nats://10.0.0.5:4222; its token: SMELT_FLEET_LOCK_TOKEN
+  SMELT_FLEET_HEARTBEAT  How often serve, run and fleet peer announce this board there, as in 1m
   SMELT_FLEET_PEERS  Boards of this site that are asked before the server, as in 10.0.0.7:5210, or mdns
   SMELT_CONFINE   The only way to confine stages: landlock, mounts or none (default: what there is)
   SMELT_TOKENS    Where what runs of this machine share is locked (default: /run/lock/smelt-tokens)
@@ -286,6 +287,10 @@ pub(crate) struct RunFlags {
     pub(crate) push: Push,
     #[command(flatten)]
     pub(crate) push_limits: PushLimits,
+    /// Announce this board to the fleet's lock server when the run ends, signed, if any time is named, as in 1m
+    #[arg(long, value_name = "TIME", env = "SMELT_FLEET_HEARTBEAT", value_parser = fleet::heartbeat)]
+    #[arg(default_value = "", hide_default_value = true, help_heading = "Fleet")]
+    pub(crate) heartbeat: fleet::Every,
     /// Print the report as JSON instead of the table
     #[arg(long)]
     pub(crate) json: bool,

@@ -1,15 +1,19 @@
 //! Opens what a fleet needs: its server, whom this machine believes, the key by which it vouches.
 
+pub(crate) mod beating;
+pub(crate) mod counted;
 pub(crate) mod deliver;
 pub(crate) mod delivered;
 pub(crate) mod elsewhere;
 pub(crate) mod following;
 pub(crate) mod holdings;
 pub(crate) mod incoming;
+pub(crate) mod metrics;
 pub(crate) mod pull;
 pub(crate) mod push;
 #[cfg(feature = "build")]
 pub(crate) mod sharing;
+pub(crate) mod survey;
 pub(crate) mod turn;
 pub(crate) mod vouched;
 

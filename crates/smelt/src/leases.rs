@@ -55,6 +55,13 @@ impl Leases {
         self.change(|targets| targets[at].loaded = sealed(dir))
     }
 
+    /// Of each target the output that is loaded, or will be; none of one that lies in no store.
+    pub(crate) fn served(&self) -> Vec<Option<Digest>> {
+        let inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let one = |used: &Used| used.loaded.as_ref().or(used.found.as_ref()).map(|it| it.tree);
+        inner.targets.iter().map(one).collect()
+    }
+
     /// Lets go of everything.
     pub(crate) fn end(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).holders.clear();

@@ -15,7 +15,7 @@ use smelt_plan::{Digest, Kind};
 use smelt_store::{Basis, Location, Lookup, StoreError};
 
 use crate::exit::Failed;
-use crate::flags::RunFlags;
+use crate::flags::{Push, RunFlags};
 use crate::fleet;
 use crate::leftovers::{clear_dead, finish};
 use crate::load::{self, Access, Loaded};
@@ -30,10 +30,11 @@ pub(crate) struct Memo {
 }
 
 impl Memo {
-    /// `None` for a run that is told which stages to build.
+    /// `None` for a run that is told which stages to build, or to publish: what a server had it may have removed.
     pub(crate) fn of(flags: &RunFlags) -> Result<Option<Self>, Failed> {
         let named = [&flags.only, &flags.force, &flags.check];
-        if flags.on.is_some() || named.iter().any(|named| !named.is_empty()) {
+        let publishes = flags.push != Push::Never && flags.fleet.fleet.is_some();
+        if publishes || flags.on.is_some() || named.iter().any(|named| !named.is_empty()) {
             return Ok(None);
         }
         let text = load::read(&flags.pipeline.pipeline)?;

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -46,6 +47,8 @@ pub(crate) struct RunArguments {
     push: Push,
     #[serde(default, skip_serializing_if = "is_default")]
     push_limits: PushLimits,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    heartbeat: Option<Duration>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -73,6 +76,7 @@ impl RunArguments {
             fleet: flags.fleet.clone(),
             push: flags.push,
             push_limits: flags.push_limits.clone(),
+            heartbeat: flags.heartbeat,
         })
     }
 
@@ -98,6 +102,7 @@ impl RunArguments {
             fleet: self.fleet.clone(),
             push: self.push,
             push_limits: self.push_limits.clone(),
+            heartbeat: self.heartbeat,
             no_wait: false,
             events: false,
             warm_up: false,

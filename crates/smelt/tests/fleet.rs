@@ -112,6 +112,71 @@ fn a_server_that_is_gone_holds_no_run_up() {
 }
 
 #[test]
+fn what_the_fleet_gave_is_told_without_its_server() {
+    let world = text_world("llama3-tied-tiny");
+    let server = nowhere();
+    let status = |more: &[&str]| {
+        on_board(&world, &[&["fleet", "status", "--fleet", &server], more].concat())
+    };
+    refused(&on_board(&world, &["fleet", "status"]), 2, "--fleet grpc://HOST:PORT");
+    let said = status(&[]);
+    refused(&said, 8, &server);
+    assert!(said.stdout.starts_with("here: 0 hits, 0 misses"), "{}", said.stdout);
+    // Asking made no store.
+    assert!(!world.path("cache").exists());
+    world.run(&[]);
+    let counts = "{\"hits\":3,\"server_bytes\":2048}\n";
+    world.write("cache/counts", counts);
+    let said = status(&["--json"]);
+    refused(&said, 8, &server);
+    let told: Value = serde_json::from_str(&said.stdout).unwrap();
+    assert_eq!((&told["counts"]["hits"], &told["answers"]), (&3.into(), &false.into()));
+    let metrics = status(&["--metrics"]);
+    assert_eq!(metrics.code, Some(0), "{}", metrics.stderr);
+    assert!(metrics.stdout.contains("smelt_fleet_hits_total 3\n"), "{}", metrics.stdout);
+    assert!(metrics.stdout.contains("} 0\n"), "{}", metrics.stdout);
+    assert_eq!(status(&["--metrics", "--json"]).code, Some(2));
+    world.write("cache/counts", "{\"hits\":");
+    let damaged = status(&["--metrics"]);
+    assert!(damaged.stderr.contains("begins anew"), "{}", damaged.stderr);
+    assert!(damaged.stdout.contains("smelt_fleet_hits_total 0\n"), "{}", damaged.stdout);
+    // Where something must go, age decides without the server.
+    let gc = ["cache", "gc", "--max-size", "1B", "--dry-run", "--fleet", &server];
+    let told = on_board(&world, &gc);
+    assert_eq!(told.code, Some(0), "{}", told.stderr);
+    assert_eq!(told.stderr.matches("the fleet is not asked").count(), 1, "{}", told.stderr);
+    let roomy = on_board(&world, &["cache", "gc", "--max-size", "9GiB", "--fleet", &server]);
+    assert!(!roomy.stderr.contains("the fleet is not asked"), "{}", roomy.stderr);
+}
+
+#[test]
+fn a_board_is_announced_only_where_that_is_asked_for_and_holds_nothing_up() {
+    let world = text_world("llama3-tied-tiny");
+    let lock = nowhere().replace("grpc:", "nats:");
+    let run = |more: &[&str]| on_board(&world, &[&["run", "p.toml"], more].concat());
+    let said = run(&["--heartbeat", "2h"]);
+    assert_eq!(said.code, Some(2));
+    assert!(said.stderr.contains("10s to 1h"), "{}", said.stderr);
+    let beats = ["--heartbeat", "1m", "--fleet-lock", &lock];
+    refused(&run(&beats), 2, "smelt fleet keygen");
+    assert_eq!(on_board(&world, &["fleet", "keygen"]).code, Some(0));
+    refused(&run(&beats[..2]), 2, "--fleet-lock nats://HOST:PORT");
+    let peer = ["fleet", "peer", "--listen", "127.0.0.1:0", "--heartbeat", "1m"];
+    refused(&on_board(&world, &peer), 2, "--fleet-lock nats://HOST:PORT");
+    assert!(fs::read_dir(world.path("cache/out")).map_or(true, |mut all| all.next().is_none()));
+    let silent = run(&beats[2..]);
+    assert_eq!(silent.code, Some(0), "{}", silent.stderr);
+    assert!(!silent.stderr.contains("announced"), "{}", silent.stderr);
+    // One that has nothing to do, too.
+    for _ in 0..2 {
+        let told = run(&beats);
+        assert_eq!(told.code, Some(0), "{}", told.stderr);
+        let lines = told.stderr.matches("this board is not announced").count();
+        assert_eq!(lines, 1, "{}", told.stderr);
+    }
+}
+
+#[test]
 fn an_empty_variable_names_no_fleet() {
     let world = text_world("llama3-tied-tiny");
     let mut command = world.command(&["run", "p.toml"]);

@@ -6,21 +6,27 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use smelt_exec::clear_dead_runs;
+use smelt_fleet::held::held;
 use smelt_store::{
     Checkup, Collection, Damage, Digest, Inventory, Limits, OutputItem, Store, StoreError, Victim,
     Wait, What, Why, choose,
 };
 
-use crate::console::{answer, tell};
+use crate::console::{answer, tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::flags::{CacheCommand, DuFlags, FsckFlags, GcFlags, LsFlags, PinFlags, PinsFlags};
 use crate::fleet::vouched::{self, Doubted};
+use crate::fleet::{Fleet, judging_time};
 use crate::leftovers::left_behind;
 use crate::load;
+use crate::stop::stop_flag;
 use crate::table::{Table, ago, bytes};
 
 /// Whoever fetches goes on within a week, or begins anew.
 const PULLS_AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Outputs of which the fleet is asked whether it has them: those unused for the longest time of a store of years.
+const ASKED_MAX: usize = 4096;
 
 pub(crate) fn run(command: &CacheCommand) -> Result<Exit, Failed> {
     let root = load::root()?;
@@ -132,8 +138,9 @@ fn gc(root: &Path, flags: &GcFlags) -> Result<Exit, Failed> {
     let limits =
         Limits { bytes_max: flags.max_size, age_max: flags.max_age, takes_open: flags.unfinished };
     if flags.dry_run {
-        let inventory = Store::open_read_only(root, Wait::Yes)?.inventory_for(&limits)?;
-        let victims = choose(&inventory, &limits, &BTreeSet::new());
+        let store = Store::open_read_only(root, Wait::Yes)?;
+        let inventory = store.inventory_for(&limits)?;
+        let victims = choose(&inventory, &limits, &elsewhere(flags, &store, &inventory)?);
         let freed: u64 = victims.iter().map(|victim| victim.bytes).sum();
         tell_victims(flags, "would go", &victims, inventory.bytes() - freed)?;
         return Ok(Exit::Ok);
@@ -143,10 +150,40 @@ fn gc(root: &Path, flags: &GcFlags) -> Result<Exit, Failed> {
     // First: what a power cut left of the lists that these held cannot be read.
     clear_dead_runs(&store, &mut left_behind)?;
     store.clear_pulls(PULLS_AGE_MAX, SystemTime::now())?;
-    let done = store.collect(&limits)?;
+    let elsewhere = elsewhere(flags, &store, &store.inventory_for(&limits)?)?;
+    let done = store.collect_beside(&limits, &elsewhere)?;
     tell_victims(flags, "removed", &done.removed, done.bytes_left)?;
     tell_what_stays(flags, &done);
     Ok(Exit::Ok)
+}
+
+/// The outputs that the fleet could give again, where one is named and some must go.
+fn elsewhere(
+    flags: &GcFlags,
+    store: &Store,
+    inventory: &Inventory,
+) -> Result<BTreeSet<Digest>, Failed> {
+    let must_go = flags.max_size.is_some_and(|max| inventory.bytes() > max);
+    if flags.fleet.fleet.is_none() || !must_go {
+        return Ok(BTreeSet::new());
+    }
+    let asked = Fleet::open(&flags.fleet, &stop_flag()?).and_then(|fleet| {
+        let may_go = inventory.outputs.iter().filter(|output| !output.is_held);
+        let mut outputs: Vec<&OutputItem> = may_go.collect();
+        outputs.sort_by_key(|output| output.used_ns);
+        let trees: Vec<Digest> = outputs.iter().take(ASKED_MAX).map(|it| it.tree).collect();
+        let held = held(&fleet.client, &trees, &fleet.trust, judging_time(store));
+        held.map_err(|error| Failed::new(Exit::NotSeen, error))
+    });
+    match asked {
+        Err(failed) if failed.exit == Exit::NotSeen => {
+            warn(format_args!(
+                "the fleet is not asked: {failed}; what was unused for the longest time goes first"
+            ));
+            Ok(BTreeSet::new())
+        }
+        asked => asked,
+    }
 }
 
 fn tell_victims(

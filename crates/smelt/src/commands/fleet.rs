@@ -9,24 +9,21 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 use smelt_fleet::keys::{PublicKey, SigningKey};
-use smelt_fleet::lease::TableError;
-use smelt_fleet::nats::NatsTable;
 use smelt_fleet::pull::offer;
 use smelt_fleet::push::Pushed;
 use smelt_fleet::remote::{Key, Remote as _};
-use smelt_fleet::trust::{Purpose, Trust, TrustedKey, date, date_text, usual_purposes};
+use smelt_fleet::trust::{Purpose, Trust, TrustedKey, date, usual_purposes};
 use smelt_plan::StageId;
 use smelt_store::Wait;
 
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{
-    FleetCommand, FleetStatusFlags, FleetVerifyFlags, KeygenFlags, PushFlags, ShareFlags,
-    TrustFlags, UntrustFlags,
+    FleetCommand, FleetVerifyFlags, KeygenFlags, PushFlags, ShareFlags, TrustFlags, UntrustFlags,
 };
+use crate::fleet::counted;
 use crate::fleet::pull::{self, Wanted};
 use crate::fleet::push::{self, Outcome, Shelf, push_each};
-use crate::fleet::turn;
 use crate::fleet::vouched;
 use crate::fleet::{Fleet, judging_time, key_file, make_folder_of, now, signer, trust, trust_file};
 use crate::load::{self, Access, Loaded};
@@ -41,7 +38,7 @@ pub(crate) fn run(command: &FleetCommand) -> Result<Exit, Failed> {
         FleetCommand::Trust(flags) => believe(flags),
         FleetCommand::Untrust(flags) => doubt(flags),
         FleetCommand::Verify(flags) => verify(flags),
-        FleetCommand::Status(flags) => status(flags),
+        FleetCommand::Status(flags) => super::fleet_status::run(flags),
         FleetCommand::Peer(flags) => super::peer::run(flags),
     }
 }
@@ -130,52 +127,6 @@ fn change(
     })
 }
 
-fn status(flags: &FleetStatusFlags) -> Result<Exit, Failed> {
-    let fleet = Fleet::open(&flags.fleet, &stop_flag()?)?;
-    let (name, millis) = (fleet.client.name(), fleet.round_trip.as_secs_f64() * 1e3);
-    let takes = fleet.capabilities.takes_entries;
-    let lock = turn::table(&flags.fleet, fleet.client.instance());
-    let address = flags.fleet.fleet_lock.as_ref().map(ToString::to_string);
-    if flags.json {
-        let key = |key: &TrustedKey| json!({ "name": key.name, "key": key.key.to_string(), "until": key.until.map(date_text), "revoked": key.revoked.map(date_text) });
-        let text = json!({
-            "server": name, "round_trip_ms": millis, "takes_entries": takes,
-            "message_bytes_max": fleet.capabilities.batch_bytes_max, "lock": address, "lock_answers": lock.is_ok(),
-            "trusted": fleet.trust.keys.iter().map(key).collect::<Vec<_>>(),
-        });
-        answer(format_args!("{text}\n"))?;
-        return heard(lock);
-    }
-    let writes = if takes { "takes results" } else { "takes no results" };
-    answer(format_args!("{name} answers in {millis:.1} ms and {writes}\n"))?;
-    if let (Ok(_), Some(address)) = (&lock, address) {
-        answer(format_args!("builders agree by {address}\n"))?;
-    }
-    if fleet.trust.keys.is_empty() {
-        tell("nobody is believed, so nothing is taken: smelt fleet trust KEY --name NAME");
-        return heard(lock);
-    }
-    let mut table = Table::new(&["Name", "Key", "For", "Until", "Revoked"]);
-    for key in &fleet.trust.keys {
-        let date = |date: Option<u64>| date.map_or_else(|| "-".to_owned(), date_text);
-        let purposes: Vec<&str> = key.purposes.iter().map(|purpose| purpose.word()).collect();
-        table.row([
-            key.name.clone(),
-            key.key.to_string(),
-            purposes.join(","),
-            date(key.until),
-            date(key.revoked),
-        ]);
-    }
-    answer(table)?;
-    heard(lock)
-}
-
-/// Whether the server of leases answers, once all else is told.
-fn heard(lock: Result<Option<NatsTable>, TableError>) -> Result<Exit, Failed> {
-    lock.map(|_| Exit::Ok).map_err(|error| Failed::new(Exit::NotSeen, error))
-}
-
 /// Who vouches for what the server has of a pipeline.
 fn verify(flags: &FleetVerifyFlags) -> Result<Exit, Failed> {
     let fleet = Fleet::open(&flags.fleet, &stop_flag()?)?;
@@ -260,6 +211,7 @@ pub(crate) fn pull(flags: &ShareFlags) -> Result<Exit, Failed> {
     let doubted = vouched::doubted_stages(&loaded.plan, &loaded.store, &fleet.trust)?;
     let wanted = Wanted { only: &only, force: &BTreeSet::new(), doubted: &doubted };
     let pulled = pull::pull(Some(&fleet), &loaded, &wanted, &stop)?;
+    counted::add(&loaded.store, &pulled.counts);
     let lacks = pulled.targets.iter().filter(|id| !pulled.known.contains_key(id));
     let lacks: Vec<&str> = lacks.map(|id| loaded.plan.stage(*id).name.as_str()).collect();
     if flags.json {

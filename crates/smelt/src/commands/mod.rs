@@ -27,6 +27,7 @@ mod export;
 #[cfg(feature = "build")]
 mod fit;
 pub(crate) mod fleet;
+mod fleet_status;
 pub(crate) mod graph;
 #[cfg(feature = "build")]
 mod init;

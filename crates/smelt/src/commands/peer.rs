@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use smelt_fleet::beat::Role;
 use smelt_fleet::mdns::Announcement;
 use smelt_fleet::peer::{PeerOptions, Shelf, serve};
 use smelt_fleet::site;
@@ -16,6 +17,7 @@ use smelt_store::{Store, Wait};
 use crate::console::{tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::flags::PeerFlags;
+use crate::fleet::beating::Beating;
 use crate::fleet::{holdings, token};
 use crate::load;
 use crate::stop::stop_flag;
@@ -38,6 +40,7 @@ pub(crate) fn run(flags: &PeerFlags) -> Result<Exit, Failed> {
     };
     let listener = TcpListener::bind(flags.listen).map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
+    let _beating = Beating::begin(&flags.heartbeat, Role::Peer, Box::new(Vec::new))?;
     let id = format!("{:016x}", site::seed());
     let announcement = flags.announce.then(|| Announcement::begin(&id, address.port()));
     let announcement = announcement.transpose().map_err(|error| {

@@ -61,9 +61,11 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
     let stop = stop_flag()?;
     let access = Access::Build(wait, stop.clone(), flags.on);
-    let signer = sharing::signer(flags)?;
+    let (signer, board) = (sharing::signer(flags)?, sharing::board(flags)?);
+    let announce = |report: &RunReport| board.iter().for_each(|it| sharing::announce(it, report));
     let memo = Memo::of(flags)?;
     if let Some(report) = memo.as_ref().map(|memo| memo.recall(&access)).transpose()?.flatten() {
+        announce(&report);
         return answer_report(flags, &report, start);
     }
     let loaded = load::plan(&flags.pipeline, access)?;
@@ -103,6 +105,7 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     sharing.publish(&report);
     // Others need not wait until this is told.
     drop(sharing);
+    announce(&report);
     let mut exit = answer_report(flags, &report, start)?;
     if exit == Exit::Ok && !share.waiting.is_empty() {
         tell(format_args!("smelt: {}", waits(flags, plan, &share)));

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use smelt_backend::{KvOptions, MAX_SLOTS_MAX};
 use smelt_exec::served;
+use smelt_fleet::beat::{Deployed, Role};
 use smelt_fleet::oci::reference;
 use smelt_runtime::accuracy::golden;
 use smelt_runtime::accuracy::question::{self, Question};
@@ -34,6 +35,7 @@ use crate::console::{answer, begin_log, tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::film;
 use crate::flags::{DoorFlags, LimitFlags, MemoryFlags, ServeFlags};
+use crate::fleet::beating::{Beating, Deployments};
 use crate::fleet::following::{self, Following};
 use crate::fleet::vouched;
 use crate::integrity;
@@ -87,11 +89,22 @@ pub(crate) fn run(flags: &ServeFlags) -> Result<Exit, Failed> {
     if options.keys.is_open() && options.key_file.is_none() && !options.addr.ip().is_loopback() {
         warn("whoever reaches this address may ask; --api-key-file names who may");
     }
+    let _beating = Beating::begin(&flags.heartbeat, Role::Serve, served(&found, &holds))?;
     let sources = loads.into_iter().zip(found);
     let sources = sources.map(|(load, found)| load.source(found)).collect();
     let ended = listen(flags, options, sources, memory, &holds);
     trace.map_or(Ok(()), TraceFile::write)?;
     ended
+}
+
+/// What is served now, under the names that clients know.
+fn served(found: &[DeploymentInfo], holds: &Arc<Leases>) -> Deployments {
+    let names: Vec<String> = found.iter().map(|found| found.name.clone()).collect();
+    let holds = Arc::clone(holds);
+    Box::new(move || {
+        let all = names.iter().zip(holds.served());
+        all.filter_map(|(name, tree)| Some(Deployed { name: name.clone(), tree: tree? })).collect()
+    })
 }
 
 /// Serves `sources` until the server is to end.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use smelt_plan::quantity;
 
-use super::{PushFlags, ShareFlags};
+use super::{FleetFlags, PushFlags, ShareFlags};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum CacheCommand {
@@ -68,6 +68,8 @@ pub(crate) struct GcFlags {
     /// Take what runs made that failed or did not end, too; `smelt resume` then begins anew
     #[arg(long)]
     pub(crate) unfinished: bool,
+    #[command(flatten)]
+    pub(crate) fleet: FleetFlags,
     /// Only say what would be removed
     #[arg(long)]
     pub(crate) dry_run: bool,

@@ -2,11 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use smelt_fleet::address::{Address, LockAddress, NotALockAddress, NotAnAddress, PeerList};
-use smelt_plan::Kind;
+use smelt_plan::{Kind, quantity};
 
 use super::PipelineFlags;
 
@@ -55,6 +56,49 @@ pub(crate) struct FleetFlags {
     pub(crate) fleet_rate: Option<u64>,
     /// A PEM file with the authority that vouches for the server's name, where that is your own
     #[arg(long, value_name = "FILE", env = "SMELT_FLEET_CA")]
+    pub(crate) fleet_ca: Option<PathBuf>,
+}
+
+/// So often a board is announced, if at all.
+pub(crate) type Every = Option<Duration>;
+
+/// Boards say the same for hours, and a thousand of them share one server.
+const EVERY_MIN: Duration = Duration::from_secs(10);
+/// Who looks wants to know whether a board is on.
+const EVERY_MAX: Duration = Duration::from_secs(3600);
+
+pub(crate) fn heartbeat(text: &str) -> Result<Every, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let every = quantity::duration(text).map_err(|error| error.to_string())?;
+    if (EVERY_MIN..=EVERY_MAX).contains(&every) {
+        return Ok(Some(every));
+    }
+    Err("write a time from 10s to 1h".to_owned())
+}
+
+/// Whether this board is announced, and where.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Fleet")]
+pub(crate) struct HeartbeatFlags {
+    /// Announce this board to the fleet's lock server so often, signed, as in 1m: smelt fleet status lists it
+    #[arg(long, value_name = "TIME", env = "SMELT_FLEET_HEARTBEAT", value_parser = heartbeat)]
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) heartbeat: Every,
+    /// The fleet's server, whose instance is announced with the board, as in grpc://10.0.0.5:5200
+    #[arg(long, value_name = "ADDRESS", env = "SMELT_FLEET", value_parser = address)]
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) fleet: Named,
+    /// The NATS server where boards are announced, as in nats://10.0.0.5:4222
+    #[arg(long, value_name = "ADDRESS", env = "SMELT_FLEET_LOCK", value_parser = lock_address)]
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) fleet_lock: NamedLock,
+    /// The private key that signs it (default: fleet.pem in ~/.config/smelt)
+    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_KEY")]
+    pub(crate) fleet_key: Option<PathBuf>,
+    /// As where results are shared; else the one that the configuration names.
+    #[arg(skip)]
     pub(crate) fleet_ca: Option<PathBuf>,
 }
 
@@ -125,7 +169,7 @@ pub(crate) enum FleetCommand {
     Verify(FleetVerifyFlags),
     /// Serve neighbours what this machine's store has of the fleet's results, by digest and read-only
     Peer(PeerFlags),
-    /// Say whether the server answers, what it can do, and who is believed
+    /// Say whether the servers answer, which boards were heard of, what the fleet gave, and who is believed
     Status(FleetStatusFlags),
 }
 
@@ -145,6 +189,8 @@ pub(crate) enum Purpose {
     Device,
     /// What is handed over to be run
     Delivery,
+    /// That its board is here, and nothing else
+    Heartbeat,
 }
 
 impl From<Purpose> for smelt_fleet::trust::Purpose {
@@ -153,6 +199,7 @@ impl From<Purpose> for smelt_fleet::trust::Purpose {
             Purpose::Portable => Self::Portable,
             Purpose::Device => Self::Device,
             Purpose::Delivery => Self::Delivery,
+            Purpose::Heartbeat => Self::Heartbeat,
         }
     }
 }
@@ -164,7 +211,8 @@ pub(crate) struct TrustFlags {
     /// What to call it
     #[arg(long)]
     pub(crate) name: String,
-    /// What it may vouch for: portable results, those of a device, deliveries (default: the first two)
+    /// What it may vouch for: portable results, those of a device, deliveries, or no more than that its board is here
+    /// (default: the first two)
     #[arg(long = "for", value_name = "WHAT", value_delimiter = ',')]
     pub(crate) purposes: Vec<Purpose>,
     /// Results of a device count only where this fact of it holds, as in sm=87 (may be given several times)
@@ -205,6 +253,9 @@ pub(crate) struct FleetStatusFlags {
     /// Print one JSON document
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print metrics for Prometheus, as node_exporter's textfile collector takes them; exit 0 where a server is gone
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) metrics: bool,
 }
 
 #[derive(Debug, Args)]
@@ -221,6 +272,8 @@ pub(crate) struct PeerFlags {
     /// A file with the fleet's token, which neighbours must know; else $SMELT_FLEET_TOKEN
     #[arg(long, value_name = "FILE")]
     pub(crate) fleet_token_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) heartbeat: HeartbeatFlags,
 }
 
 #[derive(Debug, Args)]
@@ -235,4 +288,19 @@ pub(crate) struct ProvenanceFlags {
     /// Print a table instead: the output, and all that it was made of, each with who made it and who vouches for it
     #[arg(long)]
     pub(crate) chain: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boards_are_announced_neither_all_the_time_nor_hardly_ever() {
+        assert_eq!(heartbeat(""), Ok(None));
+        assert_eq!(heartbeat("10s"), Ok(Some(EVERY_MIN)));
+        assert_eq!(heartbeat("1h"), Ok(Some(EVERY_MAX)));
+        for odd in ["9s", "61m", "2h", "1", "often", "-1m"] {
+            assert!(heartbeat(odd).is_err(), "{odd}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use smelt_runtime::image::FRAMES_MAX;
 use smelt_runtime::service::KvMemory;
 use smelt_serve::HeaderValue;
 
-use super::{ImageFlags, kv_type, size};
+use super::{HeartbeatFlags, ImageFlags, kv_type, size};
 use crate::cards::DeviceChoices;
 
 /// More answers at once than this is a mistake: each has keys and values of its own.
@@ -60,6 +60,8 @@ pub(crate) struct ServeFlags {
     pub(crate) memory: MemoryFlags,
     #[command(flatten)]
     pub(crate) image_options: ImageFlags,
+    #[command(flatten)]
+    pub(crate) heartbeat: HeartbeatFlags,
     /// Write the log as JSON, an object a line
     #[arg(long)]
     pub(crate) log_json: bool,

@@ -11,16 +11,18 @@ use std::thread;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
+use smelt_fleet::counts::Counts;
 use smelt_fleet::judge::Vouched;
 use smelt_fleet::places::PlacesLog;
-use smelt_fleet::pull::{Offer, PullError, offer};
-use smelt_fleet::remote::{Key, Remote as _};
+use smelt_fleet::pull::{Offer, PullError, offer, offer_of};
+use smelt_fleet::remote::{Found, Key, Remote as _};
 use smelt_fleet::site::{self, Site, Wire};
 use smelt_fleet::statement::{Provenance, Statement};
 use smelt_plan::plan::Stage;
 use smelt_plan::{Digest, Plan, StageId};
 use smelt_store::{Holder, KeyLock, Output, OutputItem, SealError, Store};
 
+use super::turn::is_here;
 use super::vouched::{Origin, doubt};
 use super::{Fleet, judging_time, saw_time, with_dependents};
 use crate::console::warn;
@@ -38,6 +40,11 @@ const OLDER_MAX: usize = 2;
 /// Outputs name engines, and these nothing more; a chain is no longer than this.
 const REFERS_DEPTH_MAX: u32 = 8;
 
+/// Entries that are in memory together; of one with 30,000 chunks that is a megabyte.
+const ASKED_MAX: usize = 256;
+/// No stage takes longer than a month, whoever says so.
+const COST_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// What is here now, and need not be built.
 pub(crate) struct Pulled {
     /// What was asked for: nothing of the pipeline needs these.
@@ -53,6 +60,8 @@ pub(crate) struct Pulled {
     pub(crate) neighbours: u64,
     /// From other versions that were here.
     pub(crate) local: u64,
+    /// The same, to be counted in the store.
+    pub(crate) counts: Counts,
     /// The server answered no more.
     pub(crate) is_lost: bool,
     /// A collection spares them as long as this lives.
@@ -133,6 +142,7 @@ pub(crate) fn pull(
     let built = with_dependents(plan, is_built);
     let mut pulling = Pulling::new(fleet, loaded, doubted, stop)?;
     let mut needed: BTreeSet<StageId> = targets.iter().copied().collect();
+    pulling.ask(&needed, &built)?;
     let mut known = BTreeMap::new();
     // Each stage comes behind those that it needs.
     for id in plan.stages().map(|(id, _)| id).collect::<Vec<_>>().into_iter().rev() {
@@ -147,9 +157,11 @@ pub(crate) fn pull(
         }
     }
     store.sync()?;
-    let Pulling { fetched, bytes, kept, neighbours, local, is_lost, holder, .. } = pulling;
+    let Pulling { fetched, bytes, kept, neighbours, local, counts, is_lost, holder, .. } = pulling;
+    let (server_bytes, peer_bytes, disk_bytes) = (bytes - neighbours, neighbours, kept + local);
+    let counts = Counts { server_bytes, peer_bytes, disk_bytes, ..counts };
     let _holder = holder;
-    Ok(Pulled { targets, known, fetched, bytes, kept, neighbours, local, is_lost, _holder })
+    Ok(Pulled { targets, known, fetched, bytes, kept, neighbours, local, counts, is_lost, _holder })
 }
 
 struct Pulling<'a> {
@@ -162,6 +174,8 @@ struct Pulling<'a> {
     /// The server is gone: it is asked no more.
     is_lost: bool,
     told: BTreeSet<String>,
+    /// What the server said of stages that were asked for together.
+    asked: BTreeMap<StageId, Found>,
     /// By which statements are judged.
     time: u64,
     fetched: Vec<Taken>,
@@ -169,6 +183,8 @@ struct Pulling<'a> {
     kept: u64,
     neighbours: u64,
     local: u64,
+    /// But for bytes.
+    counts: Counts,
     /// The boards that are asked before the server, from the first fetch on.
     wire: OnceCell<Option<Wire>>,
     /// This board's own.
@@ -195,17 +211,71 @@ impl<'a> Pulling<'a> {
             telling: Telling::new(),
             is_lost: false,
             told: BTreeSet::new(),
+            asked: BTreeMap::new(),
             time: if fleet.is_some() { judging_time(store) } else { 0 },
             fetched: Vec::new(),
             bytes: 0,
             kept: 0,
             neighbours: 0,
             local: 0,
+            counts: Counts::default(),
             wire: OnceCell::new(),
             seed: site::seed(),
             holder: store.begin_hold(SystemTime::now())?,
             held: Vec::new(),
         })
+    }
+
+    /// Asks for what is wanted and not here, then for what that needs where nobody has it, and so on: each time for all
+    /// together, so that a plan of a hundred stages costs as many answers as it is deep.
+    fn ask(&mut self, wanted: &BTreeSet<StageId>, built: &BTreeSet<StageId>) -> Result<(), Failed> {
+        if self.fleet.is_none() {
+            return Ok(());
+        }
+        let (mut wave, mut seen) = (wanted.clone(), wanted.clone());
+        while !wave.is_empty() && self.asked.len() < ASKED_MAX {
+            let (mut open, mut asked) = (Vec::new(), Vec::new());
+            for id in wave {
+                let stage = self.plan.stage(id);
+                if built.contains(&id) {
+                    open.push(id);
+                } else if stage.given().is_none() && self.is_lacking(id)? {
+                    asked.push(id);
+                }
+            }
+            // The others are asked for when they are looked for.
+            asked.truncate(ASKED_MAX - self.asked.len());
+            let Some(found) = self.entries(&asked) else { return Ok(()) };
+            let lacks = asked.iter().zip(&found).filter(|(_, found)| matches!(found, Ok(None)));
+            open.extend(lacks.map(|(id, _)| *id));
+            self.asked.extend(asked.into_iter().zip(found));
+            let needs = open.iter().flat_map(|id| self.plan.stage(*id).needs());
+            wave = needs.filter(|need| seen.insert(*need)).collect();
+        }
+        Ok(())
+    }
+
+    fn is_lacking(&self, id: StageId) -> Result<bool, Failed> {
+        let recipe = self.plan.stage(id).recipe_key;
+        Ok(self.doubted.contains_key(&id) || !is_here(self.store, &recipe)?)
+    }
+
+    /// What the server has of stages.  One that is gone is told, and asked no more; what else is wrong is found out again by
+    /// whoever asks for one of them.
+    fn entries(&mut self, stages: &[StageId]) -> Option<Vec<Found>> {
+        let fleet = self.fleet.filter(|_| !self.is_stopped())?;
+        let key = |id: &StageId| Key::Recipe(self.plan.stage(*id).recipe_key);
+        let keys: Vec<Key> = stages.iter().map(key).collect();
+        match fleet.client.entries(&keys) {
+            Ok(found) => Some(found),
+            Err(error) => {
+                if let (true, Some(id)) = (error.is_gone, stages.first()) {
+                    self.is_lost = true;
+                    self.refuse(self.plan.stage(*id), &PullError::Remote(error));
+                }
+                None
+            }
+        }
     }
 
     /// The content key of a stage whose output is here, from now on if the fleet has it.
@@ -228,6 +298,7 @@ impl<'a> Pulling<'a> {
             }
             Err(failed) if failed.exit == Exit::Interrupted => Err(failed),
             Err(failed) => {
+                self.counts.refused += u64::from(failed.exit == Exit::StageFailed);
                 self.refuse(stage, &failed);
                 Ok(None)
             }
@@ -253,11 +324,26 @@ impl<'a> Pulling<'a> {
         if self.is_lost || self.is_stopped() {
             return None;
         }
-        let found = offer(&fleet.client, Key::Recipe(stage.recipe_key), &fleet.trust, self.time);
+        let (key, trust) = (Key::Recipe(stage.recipe_key), &fleet.trust);
+        let found = match self.asked.remove(&id) {
+            None => offer(&fleet.client, key, trust, self.time),
+            Some(Err(error)) => Err(PullError::Remote(error)),
+            Some(Ok(entry)) => {
+                let of = |entry| offer_of(&fleet.client, key, &entry, trust, self.time);
+                entry.map(of).transpose()
+            }
+        };
         match found {
-            Ok(found) => found,
+            Ok(found) => {
+                self.counts.misses += u64::from(found.is_none());
+                found
+            }
             Err(error) => {
                 self.is_lost = matches!(&error, PullError::Remote(error) if error.is_gone);
+                self.counts.misses += u64::from(matches!(error, PullError::Gone { .. }));
+                let is_refused =
+                    matches!(error, PullError::Refused { .. } | PullError::Wrong { .. });
+                self.counts.refused += u64::from(is_refused);
                 self.refuse(stage, &error);
                 None
             }
@@ -368,7 +454,7 @@ impl<'a> Pulling<'a> {
         Ok(())
     }
 
-    fn seal(&self, offer: &Offer, folder: &Path) -> Result<(), Failed> {
+    fn seal(&mut self, offer: &Offer, folder: &Path) -> Result<(), Failed> {
         let Vouched { statement, by } = &offer.vouched;
         let mut record = statement.record.clone();
         let client = &self.fleet.expect("somebody offered it").client;
@@ -388,6 +474,8 @@ impl<'a> Pulling<'a> {
         match sealed {
             Ok(_) => {
                 forget_log();
+                self.counts.hits += 1;
+                self.counts.saved_ms += cost_ms(&statement.record);
                 Ok(())
             }
             Err(error) if error.is_stopped() => Err(Failed::stopped()),
@@ -465,6 +553,12 @@ impl<'a> Pulling<'a> {
     }
 }
 
+/// What building an output took whoever built it, in milliseconds; nothing where that is not said.
+fn cost_ms(record: &Value) -> u64 {
+    let said = record["wall_s"].as_f64().unwrap_or(0.0);
+    (said.clamp(0.0, COST_MAX.as_secs_f64()) * 1e3) as u64
+}
+
 /// Whether a statement is of this stage as this plan has it, on this device.  Its content key follows from that and from what
 /// it was made of, so nobody vouches under the key of another stage, or of another device by leaving its facts out.
 fn is_of_stage(plan: &Plan, id: StageId, statement: &Statement) -> bool {
@@ -514,6 +608,15 @@ mod tests {
             finished: 0,
             builder: "smelt 0.1.0".to_owned(),
         }
+    }
+
+    #[test]
+    fn what_a_build_took_is_what_its_record_says_within_reason() {
+        assert_eq!(cost_ms(&json!({ "wall_s": 61.25 })), 61_250);
+        for odd in [json!({}), json!({ "wall_s": -1 }), json!({ "wall_s": "1" }), Value::Null] {
+            assert_eq!(cost_ms(&odd), 0, "{odd}");
+        }
+        assert_eq!(cost_ms(&json!({ "wall_s": 1e300 })), COST_MAX.as_millis() as u64);
     }
 
     #[test]

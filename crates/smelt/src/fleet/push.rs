@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
+use smelt_fleet::held::is_published;
 use smelt_fleet::keys::SigningKey;
-use smelt_fleet::pull::offer;
 use smelt_fleet::push::{PushError, Pushed, push};
-use smelt_fleet::remote::{Key, Remote as _};
+use smelt_fleet::remote::Remote as _;
 use smelt_fleet::statement::{Provenance, Statement, from_rfc3339};
 use smelt_fleet::trust::Trust;
 use smelt_plan::plan::{From, Stage};
@@ -108,16 +108,10 @@ impl PushLimits {
     }
 }
 
-/// Whether the fleet has this very output under this key, vouched for.
+/// Whether the fleet has this very output under its keys, vouched for and with all of its bytes: what a server has removed
+/// is sent again.
 fn is_there(fleet: &Fleet, statement: &Statement) -> bool {
-    let keys = std::iter::once(Key::Content(statement.key))
-        .chain(std::iter::once(Key::Tree(statement.tree)))
-        .chain(statement.recipes.iter().map(|recipe| Key::Recipe(*recipe)));
-    let leads = |key| {
-        let found = offer(&fleet.client, key, &fleet.trust, now());
-        found.ok().flatten().is_some_and(|found| found.vouched.statement.tree == statement.tree)
-    };
-    keys.into_iter().all(leads)
+    is_published(&fleet.client, statement, &fleet.trust, now()).unwrap_or(false)
 }
 
 /// The stages that a verify stage among `good` has covered, it itself, and the deployments that name it.

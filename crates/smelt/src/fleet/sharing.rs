@@ -4,21 +4,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use smelt_exec::{RunReport, StageReport};
+use smelt_exec::{RunReport, RunStatus, StageReport};
+use smelt_fleet::beat::{Deployed, Role};
+use smelt_fleet::counts::Counts;
 use smelt_fleet::keys::SigningKey;
 use smelt_fleet::lease::{Lease, LeaseState};
-use smelt_plan::StageId;
+use smelt_plan::plan::Stage;
 use smelt_plan::schedule::Wishes;
+use smelt_plan::{Kind, StageId};
 
+use super::beating::{self, Board};
+use super::counted;
 use super::pull::{self, Pulled, Wanted};
 use super::push::{Outcome, push_each, verified};
-use super::turn::{Builders, Turn, to_build};
+use super::turn::{Builders, Turn, is_here, to_build};
 use super::vouched::doubted_stages;
 use super::{Fleet, trust};
 use crate::config;
 use crate::console::{tell, warn};
 use crate::exit::{Exit, Failed};
-use crate::flags::{Push, RunFlags};
+use crate::flags::{FleetFlags, HeartbeatFlags, Push, RunFlags};
 use crate::load::Loaded;
 use crate::table::bytes;
 
@@ -50,6 +55,8 @@ pub(crate) struct Sharing<'a> {
     doubted: BTreeMap<StageId, String>,
     /// What came from it, which a collection spares meanwhile.
     pulled: Option<Pulled>,
+    /// What the fleet gave.
+    counts: Counts,
     /// By which other builders wait for this run.
     lease: Option<Lease>,
 }
@@ -66,11 +73,13 @@ impl<'a> Sharing<'a> {
     ) -> Result<Self, Failed> {
         let fleet = open(flags, stop)?;
         let doubted = doubted(flags, loaded, wishes)?;
-        let (pulled, lease) = (None, None);
-        let mut sharing = Self { flags, loaded, stop, signer, fleet, doubted, pulled, lease };
+        let (pulled, counts, lease) = (None, Counts::default(), None);
+        let mut sharing =
+            Self { flags, loaded, stop, signer, fleet, doubted, pulled, counts, lease };
         if flags.fleet.fleet.is_some() && !flags.is_trial() {
             sharing.share(wishes)?;
         }
+        counted::add(&loaded.store, &sharing.counts);
         let wanted = wishes.wanted(&loaded.plan);
         let again = sharing.doubted.keys().filter(|id| !wishes.known.contains_key(id));
         wishes.force.extend(again.filter(|id| wanted.contains(id)));
@@ -88,6 +97,7 @@ impl<'a> Sharing<'a> {
             wishes.is_share |= wishes.only.is_empty();
             wishes.only.clone_from(&pulled.targets);
             wishes.known.extend(&pulled.known);
+            self.counts = self.counts.then(&pulled.counts);
             self.pulled = Some(pulled);
             let keys = to_build(self.loaded, wishes, self.flags, &self.doubted)?;
             if keys.built.is_empty() {
@@ -133,7 +143,13 @@ impl<'a> Sharing<'a> {
         }
         let is_good = |stage: &&StageReport| stage.digest.is_some();
         let good = report.stages.iter().filter(is_good).filter_map(|it| plan.find(&it.name).ok());
-        let good: BTreeSet<StageId> = good.collect();
+        let mut good: BTreeSet<StageId> = good.collect();
+        // A run does not look at what nothing of it needs any more; its server may have removed that.
+        if report.status == RunStatus::Ok && self.flags.only.is_empty() && self.flags.on.is_none() {
+            let store = &self.loaded.store;
+            let is_here = |stage: &Stage| is_here(store, &stage.recipe_key).unwrap_or(false);
+            good.extend(plan.stages().filter(|(_, stage)| is_here(stage)).map(|(id, _)| id));
+        }
         let chosen = match self.flags.push {
             Push::Never => return,
             Push::Sealed => good,
@@ -160,6 +176,23 @@ impl<'a> Sharing<'a> {
             Outcome::Failed(error) => warn(format_args!("{name} is not published: {error}")),
             Outcome::WasThere | Outcome::Kept(_) => {}
         }
+    }
+}
+
+/// Whether this board is announced when the run ends, and where.
+pub(crate) fn board(flags: &RunFlags) -> Result<Option<Board>, Failed> {
+    let FleetFlags { fleet, fleet_lock, fleet_key, fleet_ca, .. } = flags.fleet.clone();
+    let heartbeat = flags.heartbeat.filter(|_| !flags.is_trial());
+    Board::of(&HeartbeatFlags { heartbeat, fleet, fleet_lock, fleet_key, fleet_ca }, Role::Run)
+}
+
+/// Announces this board with what a run has built or found.
+pub(crate) fn announce(board: &Board, report: &RunReport) {
+    let deployments = report.stages.iter().filter(|stage| stage.kind == Kind::Deployment);
+    let one =
+        |stage: &StageReport| Some(Deployed { name: report.pipeline.clone(), tree: stage.digest? });
+    if let Err(error) = board.announce(deployments.filter_map(one).collect()) {
+        beating::lost(&error);
     }
 }
 
