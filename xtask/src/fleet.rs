@@ -6,6 +6,7 @@
 mod deliveries;
 mod leases;
 mod neighbours;
+mod seen;
 
 use std::fs::{self, File};
 use std::net::TcpStream;
@@ -70,6 +71,7 @@ fn run_some(is_whole: bool) -> Result<bool> {
     without_a_server_all_is_built(&board("alone")?, &key)?;
     neighbours::what_one_board_has_the_others_take(&smelt, &casd, &work, &key)?;
     deliveries::deployments_are_handed_over(&smelt, &builder, &work)?;
+    seen::boards_are_seen_and_rooms_made(&smelt, &casd, &work, &key)?;
     leases::one_of_many_builds(&smelt, &casd, &work)?;
     if is_whole {
         leases::who_was_frozen_publishes_nothing(&smelt, &casd, &work)?;

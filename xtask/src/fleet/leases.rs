@@ -144,7 +144,7 @@ fn builder_of(going: &[Going<'_>]) -> Result<usize> {
     going.iter().position(|it| !waits(it)).context("nobody builds")
 }
 
-fn until(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
+pub(super) fn until(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
     let begin = Instant::now();
     while !is_so() {
         ensure!(begin.elapsed() < PATIENCE, "it was waited in vain until {what}");
@@ -202,7 +202,7 @@ impl Ended<'_> {
 }
 
 /// nats-server, which keeps leases in `work`.
-fn nats(work: &Path, port: u16) -> Result<Daemon> {
+pub(super) fn nats(work: &Path, port: u16) -> Result<Daemon> {
     let mut nats = Command::new(python()?.with_file_name("nats-server"));
     nats.args(["-a", "127.0.0.1", "-p", &port.to_string(), "-js", "-sd"]).arg(work.join("nats"));
     Daemon::start(&mut nats, port, &work.join("nats.log"))
