@@ -140,9 +140,14 @@ fn resident(picked: &Picked<'_>, engines_bytes: u64) -> u64 {
 /// What executing holds beside weights, keys and values.
 fn working(picked: &Picked<'_>) -> u64 {
     let tower = picked.tower.map_or(0, |tower| tower.working_bytes);
+    if picked.gpu.is_none() {
+        return tower;
+    }
+    // Processors see one tile after the other, a card all of a picture at once: a smaller picture of the whole beside several.
+    let tiles = picked.photograph.and_then(|photograph| photograph.tiles).unwrap_or(1) as u64;
+    let parts = if tiles > 1 { tiles + 1 } else { 1 };
     let decoder = picked.decoder.map_or(0, |_| GPU_DECODER_BYTES);
-    let of_gpu = picked.gpu.map_or(0, |_| decoder + GPU_DRIVER_BYTES);
-    tower.saturating_add(of_gpu)
+    sum([tower.saturating_mul(parts), decoder, GPU_DRIVER_BYTES])
 }
 
 /// The most that a stage holds: one that makes an engine, or the one that opens all of them once.
