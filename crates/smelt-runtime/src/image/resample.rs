@@ -143,15 +143,15 @@ fn horizontally(rgb: &[u8], width: usize, columns: &Weights) -> Vec<u8> {
     let rows = rgb.len() / (width * CHANNELS);
     let mut out = Vec::with_capacity(rows * columns.spans.len() * CHANNELS);
     for row in rgb.chunks_exact(width * CHANNELS) {
+        let pixels = row.as_chunks::<CHANNELS>().0;
         for span in &columns.spans {
-            let mut sums = [ROUND; CHANNELS];
-            let pixels = row[span.first * CHANNELS..].chunks_exact(CHANNELS);
-            for (pixel, weight) in pixels.zip(&span.weights) {
-                for (sum, sample) in sums.iter_mut().zip(pixel) {
-                    *sum += i32::from(*sample) * weight;
-                }
+            let [mut red, mut green, mut blue] = [ROUND; CHANNELS];
+            for ([r, g, b], weight) in pixels[span.first..].iter().zip(&span.weights) {
+                red += i32::from(*r) * weight;
+                green += i32::from(*g) * weight;
+                blue += i32::from(*b) * weight;
             }
-            out.extend(sums.map(byte));
+            out.extend_from_slice(&[byte(red), byte(green), byte(blue)]);
         }
     }
     out
