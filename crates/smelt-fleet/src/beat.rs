@@ -13,10 +13,9 @@ use crate::dsse::{Envelope, PAYLOAD_TYPE, Signature};
 use crate::judge::{Refusal, signers};
 use crate::keys::{PublicKey, SigningKey};
 use crate::remote::plain;
-use crate::statement::{from_rfc3339, to_rfc3339};
+use crate::statement::{Named, TYPE, from_rfc3339, named, to_rfc3339};
 use crate::trust::Trust;
 
-const TYPE: &str = "https://in-toto.io/Statement/v1";
 /// The form of what is said; another form gets another number.
 const PREDICATE_TYPE: &str = "urn:smelt:heartbeat:1";
 /// An envelope: usual ones take 2 KiB, and one whose texts and lists are as long as they may be 20.
@@ -157,22 +156,9 @@ pub type Seen = BTreeMap<String, u64>;
 struct Wire {
     #[serde(rename = "_type")]
     form: String,
-    subject: [Subject; 1],
+    subject: [Named; 1],
     predicate_type: String,
     predicate: Predicate,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Subject {
-    name: String,
-    digest: DigestSet,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DigestSet {
-    sha256: Digest,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -201,10 +187,7 @@ impl Beat {
         let deployments = self.deployments.iter().take(DEPLOYMENTS_MAX);
         let wire = Wire {
             form: TYPE.to_owned(),
-            subject: [Subject {
-                name: short(&self.board),
-                digest: DigestSet { sha256: self.key.id() },
-            }],
+            subject: [named(&short(&self.board), self.key.id())],
             predicate_type: PREDICATE_TYPE.to_owned(),
             predicate: Predicate {
                 key: self.key.to_string(),

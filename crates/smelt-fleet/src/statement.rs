@@ -12,7 +12,7 @@ use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
 use smelt_store::{Digest, FileEntry, Manifest, ManifestError};
 
-const TYPE: &str = "https://in-toto.io/Statement/v1";
+pub(crate) const TYPE: &str = "https://in-toto.io/Statement/v1";
 const PREDICATE_TYPE: &str = "https://slsa.dev/provenance/v1";
 /// The form of the parameters; another form gets another number.
 const BUILD_TYPE: &str = "urn:smelt:stage:1";
@@ -180,15 +180,15 @@ struct Wire {
 /// A ResourceDescriptor of in-toto.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Named {
-    name: String,
-    digest: DigestSet,
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) digest: DigestSet,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DigestSet {
-    sha256: Digest,
+pub(crate) struct DigestSet {
+    pub(crate) sha256: Digest,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -470,7 +470,8 @@ fn not(error: serde_json::Error) -> StatementError {
     StatementError::NotAStatement { problem: error.to_string() }
 }
 
-fn named(name: &str, sha256: Digest) -> Named {
+/// A name with its digest, as statements have their subjects.
+pub(crate) fn named(name: &str, sha256: Digest) -> Named {
     Named { name: name.to_owned(), digest: DigestSet { sha256 } }
 }
 

@@ -12,10 +12,9 @@ use super::artifact::OUTPUTS_MAX;
 use super::reference::{is_name, is_tag};
 use crate::dsse::{Envelope, PAYLOAD_TYPE};
 use crate::judge::{Claim, Refusal, farthest, vouching};
-use crate::statement::{from_rfc3339, to_rfc3339};
+use crate::statement::{Named, TYPE, from_rfc3339, named, to_rfc3339};
 use crate::trust::{Purpose, Trust};
 
-const TYPE: &str = "https://in-toto.io/Statement/v1";
 const PREDICATE_TYPE: &str = "urn:smelt:delivery:1";
 /// Digests of all outputs, a name and a few numbers.
 const DELIVERY_BYTES_MAX: usize = 64 << 10;
@@ -47,22 +46,9 @@ pub struct Delivery {
 struct Wire {
     #[serde(rename = "_type")]
     form: String,
-    subject: Vec<Subject>,
+    subject: Vec<Named>,
     predicate_type: String,
     predicate: Predicate,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Subject {
-    name: String,
-    digest: DigestSet,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DigestSet {
-    sha256: Digest,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -87,10 +73,7 @@ impl Delivery {
     pub fn to_json(&self) -> Result<Vec<u8>, String> {
         let wire = Wire {
             form: TYPE.to_owned(),
-            subject: vec![Subject {
-                name: self.name.clone(),
-                digest: DigestSet { sha256: self.manifest },
-            }],
+            subject: vec![named(&self.name, self.manifest)],
             predicate_type: PREDICATE_TYPE.to_owned(),
             predicate: Predicate {
                 version: self.version,
@@ -124,7 +107,7 @@ impl Delivery {
                 return Err(format!("its {field} is {found:?}, and this smelt reads {expected:?}"));
             }
         }
-        let Ok([Subject { name, digest }]) = <[Subject; 1]>::try_from(wire.subject) else {
+        let Ok([Named { name, digest }]) = <[Named; 1]>::try_from(wire.subject) else {
             return Err("it is not of one manifest".to_owned());
         };
         let Predicate { version, outputs, signed_on, builder } = wire.predicate;
