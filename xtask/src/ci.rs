@@ -1,8 +1,8 @@
 //! Runs every check, in the order that fails fastest, and says how long each took.
 //!
-//! What is executed instruction by instruction for other machines runs beside the other checks of our own, in a process whose
-//! output is kept until it ends: each of the two leaves a core to the other for half of the time.  Guests and long sweeps are
-//! those of `soak`.
+//! What mostly waits, for servers, their clients and a browser, runs beside the walk, in a process whose output is kept until it
+//! ends: each of the two leaves a core to the other for half of the time.  What is executed instruction by instruction for other
+//! machines, guests and long sweeps are those of `soak`.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -63,16 +63,16 @@ const BUILDING: [CheckFn; 4] = [
     ("operation", &["docs"], || ran(operation::run())),
 ];
 
-/// Those that ask what was built.
-const ASKING: [CheckFn; 4] = [
+/// What follows the pages with what was built.
+const WALKS: [CheckFn; 1] =
+    [("walks", &["README.md", "docs"], || ran(walks::run(walks::Walker::Ci)))];
+
+/// Those that ask what was built, beside it.
+const BESIDE: [CheckFn; 3] = [
     ("fleet", &[], fleet::run_in_ci),
     ("conformance", &[], || ran(conformance::run())),
     ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
-    ("walks", &["README.md", "docs"], || ran(walks::run(walks::Walker::Ci))),
 ];
-
-/// Those beside them.
-const BESIDE: [CheckFn; 1] = [("aarch64", &[], || ran(cross::test_engine()))];
 
 /// The program that runs, which the tests have built anew at its place.
 const ITSELF: &str = "/proc/self/exe";
@@ -110,6 +110,7 @@ pub(crate) fn run(all: bool) -> Result<()> {
     let mut times = thread::scope(|scope| {
         let coming = scope.spawn(fetch::for_tests);
         let mut times = steps(&LINTS, &[])?;
+        times.push(step("boards", || ran(cross::lint()))?);
         let mut variables = coming.join().expect("what is fetched does not panic")?;
         variables.push(("RUST_TEST_THREADS", test_threads().to_string()));
         // It comes while the tests are compiled.
@@ -120,10 +121,10 @@ pub(crate) fn run(all: bool) -> Result<()> {
     })?;
     times.extend(checks(&BUILDING)?);
     let other = Beside::start()?;
-    let asking = checks(&ASKING);
+    let walks = checks(&WALKS);
     // Whatever came of it: what the others found is told as well, and none is left behind.
     let others = other.end();
-    times.extend(asking?);
+    times.extend(walks?);
     let others = others?;
     for took in times {
         println!("{took}");
@@ -236,15 +237,15 @@ mod tests {
 
     #[test]
     fn what_steps_depend_on_is_there() {
-        for (_, own, _) in BUILDING.iter().chain(&ASKING).chain(&BESIDE) {
+        for (_, own, _) in BUILDING.iter().chain(&WALKS).chain(&BESIDE) {
             unchanged::digest(&[&INPUTS, *own].concat()).unwrap();
         }
     }
 
     #[test]
     fn times_of_checks_beside_are_found_in_what_they_say() {
-        let aarch64 = Took { name: "aarch64", times: Some(Times { wall_s: 305, cpu_s: 491 }) };
-        let said = format!("$ cargo test\naarch64: smelt runs\n\n{aarch64}\nx\n");
-        assert_eq!(times_in(&said), format!("{aarch64}\n"));
+        let fleet = Took { name: "fleet", times: Some(Times { wall_s: 116, cpu_s: 80 }) };
+        let said = format!("$ cargo test\nfleet: two boards\n\n{fleet}\nx\n");
+        assert_eq!(times_in(&said), format!("{fleet}\n"));
     }
 }

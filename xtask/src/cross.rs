@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{debian, root, target};
+use crate::{ci, debian, root, target};
 
 const TARGET: &str = "aarch64-unknown-linux-musl";
 
@@ -57,10 +57,13 @@ pub(crate) fn test_engine() -> Result<()> {
     Ok(())
 }
 
-/// Brings what builds for the boards, and what runs that here.
-pub(crate) fn fetch() -> Result<()> {
-    need_builder()?;
-    need_runner()
+/// Kernels of the boards' processor, checked and not executed: that they compile, `ci` says, and what they compute, `soak`.
+pub(crate) fn lint() -> Result<()> {
+    add_target();
+    ci::cargo(
+        &["clippy", "-p", "smelt-engine", "--locked", "--target", TARGET, "--", "-D", "warnings"],
+        &[],
+    )
 }
 
 /// Runs programs of the boards without a guest.
@@ -69,9 +72,13 @@ pub(crate) fn need_runner() -> Result<()> {
 }
 
 fn need_builder() -> Result<()> {
-    // What Debian's toolchains come with needs no rustup; cargo says what is missing.
-    let _ = Command::new("rustup").args(["target", "add", TARGET]).output();
+    add_target();
     need_compiler()
+}
+
+/// What Debian's toolchains come with needs no rustup; cargo says what is missing.
+fn add_target() {
+    let _ = Command::new("rustup").args(["target", "add", TARGET]).output();
 }
 
 /// Cargo in the root, for the boards.

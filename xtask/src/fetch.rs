@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 
-use crate::{conformance, cross, debian, fleet, nvrtc, onnxruntime, operation, target, toolchains};
+use crate::{conformance, debian, fleet, nvrtc, onnxruntime, operation, target, toolchains};
 
 /// What tests are told, by the names of variables.
 pub(crate) type Variables = Vec<(&'static str, String)>;
@@ -44,12 +44,8 @@ pub(crate) fn for_tests() -> Result<Variables> {
 /// A check, and what brings what it needs.
 type Bring = (&'static str, fn() -> Result<()>);
 
-const CHECKS: [Bring; 4] = [
-    ("aarch64", cross::fetch),
-    ("conformance", conformance::fetch),
-    ("operation", operation::fetch),
-    ("fleet", fleet::fetch),
-];
+const CHECKS: [Bring; 3] =
+    [("conformance", conformance::fetch), ("operation", operation::fetch), ("fleet", fleet::fetch)];
 
 /// What the checks behind the tests need.  What does not come now is asked for again by the check, which says what it lacks.
 pub(crate) fn for_checks() {

@@ -1,9 +1,9 @@
 //! Runs the sweeps of `ci` without their bounds: follows README with the smelt that it builds, compiles every kernel, fails
 //! disks at every call, checks stores beside builds ten thousand times, rounds a model by every method, kills at every system
-//! call, shows pictures of all shapes to models and shipped pipelines of true size, has routers choose tiles, sends a server ten thousand requests, asks
-//! what llama.cpp is asked, opens with transformers what is packed for it, runs the tests of the engine under sanitizers,
-//! exhausts contiguous memory, attacks stages under another kernel, cuts power, runs every fuzz target for a minute, and
-//! changes what decides to see that tests notice.
+//! call, shows pictures of all shapes to models and shipped pipelines of true size, has routers choose tiles, sends a server
+//! ten thousand requests, asks what llama.cpp is asked, opens with transformers what is packed for it, runs the tests of the
+//! engine as boards compute and under sanitizers, exhausts contiguous memory, attacks stages under another kernel, cuts power,
+//! runs every fuzz target for a minute, and changes what decides to see that tests notice.
 
 use std::time::Instant;
 
@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::ci::cargo;
 use crate::{
-    bench, cma, conformance, fuzz, llama, mutants, nvrtc, other_kernel, power_cuts, sanitize,
-    transformers, walks,
+    bench, cma, conformance, cross, fuzz, llama, mutants, nvrtc, other_kernel, power_cuts,
+    sanitize, transformers, walks,
 };
 
 /// What the tests with a bound look for.
@@ -70,13 +70,14 @@ const SWEEPS: [(&str, &[&str]); 11] = [
 /// A sweep of a command of its own.
 type Own = fn() -> Result<()>;
 
-const OWN: [(&str, Own); 12] = [
+const OWN: [(&str, Own); 13] = [
     ("walks", || walks::run(walks::Walker::Reader)),
     ("kernels", || nvrtc::compile_all(&[SOAK])),
     ("requests", conformance::soak),
     ("router", || bench::router::run(&["--smoke"])),
     ("llama", llama::run),
     ("transformers", transformers::run),
+    ("aarch64", cross::test_engine),
     ("sanitize", sanitize::run),
     ("cma", cma::run),
     ("other kernel", || other_kernel::run(&[])),
