@@ -11,7 +11,7 @@ use smelt_store::Digest;
 use crate::counts::Counts;
 use crate::dsse::{Envelope, PAYLOAD_TYPE, Signature};
 use crate::judge::{Refusal, signers};
-use crate::keys::{PublicKey, SigningKey};
+use crate::keys::{KeyError, PublicKey, SigningKey};
 use crate::remote::plain;
 use crate::statement::{Named, TYPE, from_rfc3339, named, to_rfc3339};
 use crate::trust::Trust;
@@ -181,7 +181,10 @@ impl Beat {
     }
 
     /// Signs it; texts and lists that are longer than others take are cut.
-    pub fn sign(&self, key: &SigningKey) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// If the key's program does not.
+    pub fn sign(&self, key: &SigningKey) -> Result<Vec<u8>, KeyError> {
         let short = |text: &str| plain(text).chars().take(TEXT_CHARS_MAX).collect::<String>();
         let facts = self.facts.iter().take(FACTS_MAX);
         let deployments = self.deployments.iter().take(DEPLOYMENTS_MAX);
@@ -203,7 +206,8 @@ impl Beat {
             },
         };
         let payload = serde_json::to_vec(&wire).expect("texts and numbers are JSON");
-        Envelope::sign(payload, &[key]).to_json().expect("it is small and has one signature")
+        let envelope = Envelope::sign(payload, &[key])?;
+        Ok(envelope.to_json().expect("it is small and has one signature"))
     }
 
     /// Reads what was signed.
@@ -316,7 +320,7 @@ mod tests {
     }
 
     fn announced(beat: &Beat, seed: u8) -> Announced {
-        Announced { name: beat.name(), envelope: beat.sign(&key(seed)) }
+        Announced { name: beat.name(), envelope: beat.sign(&key(seed)).unwrap() }
     }
 
     fn trust(keys: Vec<TrustedKey>) -> Trust {
@@ -403,7 +407,7 @@ mod tests {
         );
         let payload = payload.unwrap();
         let signed = |text: String| {
-            let envelope = Envelope::sign(text.into_bytes(), &[&key(7)]);
+            let envelope = Envelope::sign(text.into_bytes(), &[&key(7)]).unwrap();
             odd(envelope.to_json().unwrap())
         };
         assert!(signed(payload.clone()).is_ok());

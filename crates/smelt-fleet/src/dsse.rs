@@ -13,7 +13,7 @@ use base64::engine::general_purpose::{
 use serde::{Deserialize, Serialize};
 use smelt_store::Digest;
 
-use crate::keys::SigningKey;
+use crate::keys::{KeyError, SigningKey};
 
 /// The type of payload that smelt signs: statements of in-toto.
 pub const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
@@ -105,20 +105,28 @@ struct WireSignature<'a> {
 
 impl Envelope {
     /// Wraps a payload of [`PAYLOAD_TYPE`], signed by each of the keys.
-    pub fn sign(payload: Vec<u8>, keys: &[&SigningKey]) -> Self {
+    ///
+    /// # Errors
+    /// If a key's program does not sign.
+    pub fn sign(payload: Vec<u8>, keys: &[&SigningKey]) -> Result<Self, KeyError> {
         let payload_type = PAYLOAD_TYPE.to_owned();
         let mut envelope =
             Self { payload_type, payload, signatures: Vec::new(), strangers: Vec::new() };
-        envelope.countersign(keys);
-        envelope
+        envelope.countersign(keys)?;
+        Ok(envelope)
     }
 
     /// Adds a signature by each of the keys.
-    pub fn countersign(&mut self, keys: &[&SigningKey]) {
+    ///
+    /// # Errors
+    /// If a key's program does not sign; none is added then.
+    pub fn countersign(&mut self, keys: &[&SigningKey]) -> Result<(), KeyError> {
         let signed = self.pae();
-        let sign =
-            |key: &&SigningKey| Signature { key: key.public().id(), signature: key.sign(&signed) };
-        self.signatures.extend(keys.iter().map(sign));
+        let sign = |key: &&SigningKey| {
+            Ok(Signature { key: key.public().id(), signature: key.sign(&signed)? })
+        };
+        self.signatures.extend(keys.iter().map(sign).collect::<Result<Vec<_>, KeyError>>()?);
+        Ok(())
     }
 
     /// What its signatures are of.
@@ -222,7 +230,7 @@ mod tests {
 
     #[test]
     fn an_envelope_is_read_as_it_was_written() {
-        let mut envelope = Envelope::sign(b"{}".to_vec(), &[&key(1), &key(2)]);
+        let mut envelope = Envelope::sign(b"{}".to_vec(), &[&key(1), &key(2)]).unwrap();
         envelope.strangers.push(Stranger { id: "é\n".to_owned(), signature: vec![1, 2, 3] });
         let json = envelope.to_json().unwrap();
         assert_eq!(Envelope::from_json(&json).unwrap(), envelope);
@@ -235,9 +243,9 @@ mod tests {
 
     #[test]
     fn a_signature_may_come_later() {
-        let mut one = Envelope::sign(b"{}".to_vec(), &[&key(1)]);
-        one.countersign(&[&key(2)]);
-        assert_eq!(one, Envelope::sign(b"{}".to_vec(), &[&key(1), &key(2)]));
+        let mut one = Envelope::sign(b"{}".to_vec(), &[&key(1)]).unwrap();
+        one.countersign(&[&key(2)]).unwrap();
+        assert_eq!(one, Envelope::sign(b"{}".to_vec(), &[&key(1), &key(2)]).unwrap());
     }
 
     #[test]
@@ -281,7 +289,7 @@ mod tests {
 
     #[test]
     fn signatures_are_limited() {
-        let with = |count| Envelope::sign(Vec::new(), &vec![&key(1); count]);
+        let with = |count| Envelope::sign(Vec::new(), &vec![&key(1); count]).unwrap();
         let most = with(SIGNATURES_MAX);
         assert_eq!(Envelope::from_json(&most.to_json().unwrap()), Ok(most));
         let more = Err(DsseError::TooMany { count: SIGNATURES_MAX + 1 });
@@ -298,13 +306,13 @@ mod tests {
         assert!(json(&filled(ENVELOPE_BYTES_MAX)).is_ok());
         let bytes = ENVELOPE_BYTES_MAX + 1;
         assert_eq!(json(&filled(bytes)), Err(DsseError::TooLong { bytes }));
-        let long = Envelope::sign(vec![0; ENVELOPE_BYTES_MAX / 4 * 3], &[]);
+        let long = Envelope::sign(vec![0; ENVELOPE_BYTES_MAX / 4 * 3], &[]).unwrap();
         assert!(matches!(long.to_json(), Err(DsseError::TooLong { .. })));
     }
 
     #[test]
     fn no_damage_makes_it_panic_or_a_signature_hold_for_something_else() {
-        let good = Envelope::sign(b"a statement".to_vec(), &[&key(1), &key(2)]);
+        let good = Envelope::sign(b"a statement".to_vec(), &[&key(1), &key(2)]).unwrap();
         let json = good.to_json().unwrap();
         for length in 0..json.len() {
             assert!(Envelope::from_json(&json[..length]).is_err());

@@ -351,7 +351,8 @@ mod tests {
     impl Case {
         fn judged(&self) -> Result<Vouched, Refusal> {
             let json = self.statement.to_json().unwrap();
-            let mut envelope = Envelope::sign(json, &self.signers.iter().collect::<Vec<_>>());
+            let mut envelope =
+                Envelope::sign(json, &self.signers.iter().collect::<Vec<_>>()).unwrap();
             (self.spoil)(&mut envelope);
             let asked = Asked { key: self.asking, instance: &self.instance, least: self.least };
             judge(&self.trust, &envelope, &asked, NOW)
@@ -506,9 +507,9 @@ mod tests {
     #[test]
     fn what_was_signed_is_no_statement() {
         let resigned = |payload: &[u8], payload_type: &str| {
-            let mut envelope = Envelope::sign(payload.to_vec(), &[]);
+            let mut envelope = Envelope::sign(payload.to_vec(), &[]).unwrap();
             envelope.payload_type = text(payload_type);
-            envelope.countersign(&[&key(1)]);
+            envelope.countersign(&[&key(1)]).unwrap();
             let case = case();
             let asked = Asked { key: case.asking, instance: &case.instance, least: 1 };
             judge(&case.trust, &envelope, &asked, NOW).map(|vouched| vouched.by)
@@ -578,7 +579,7 @@ mod tests {
     #[test]
     fn a_delivery_needs_keys_for_deliveries() {
         let mut trust = case().trust;
-        let envelope = Envelope::sign(b"any list".to_vec(), &[&key(1), &key(2)]);
+        let envelope = Envelope::sign(b"any list".to_vec(), &[&key(1), &key(2)]).unwrap();
         let none = BTreeMap::new();
         let claim = Claim { purpose: Purpose::Delivery, facts: &none };
         let not = Refusal::NotForThis { name: text("bench"), purpose: Purpose::Delivery };
@@ -622,7 +623,7 @@ mod tests {
         let theirs =
             Envelope::from_json(include_bytes!("../tests/data/dsse/envelope.json")).unwrap();
         let statement = Statement::from_json(&theirs.payload).unwrap();
-        let ours = Envelope::sign(statement.to_json().unwrap(), &[&key(1), &key(2)]);
+        let ours = Envelope::sign(statement.to_json().unwrap(), &[&key(1), &key(2)]).unwrap();
         let expect = include_bytes!("../tests/data/dsse/ours.json");
         assert_eq!(ours.to_json().unwrap(), expect);
     }

@@ -1,6 +1,7 @@
 //! Makes and reads ed25519 keys, signs by them, and checks signatures.
 //!
-//! A secret key is a file of PKCS#8, as OpenSSL writes and reads it.  A public key is one short word for trust files.
+//! A secret key is a file of PKCS#8, as OpenSSL writes and reads it, or lies behind a program that signs.  A public key is one
+//! short word for trust files.
 //! Knows nothing of what is signed and of whom to trust.
 
 use std::fmt;
@@ -15,6 +16,8 @@ use base64::engine::general_purpose::STANDARD;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 use smelt_store::Digest;
+
+use crate::signer::Program;
 
 /// A secret key of RSA with 16,384 bits has 13 KiB, one of ed25519 has 119 bytes: what is longer is no key.
 const KEY_FILE_BYTES_MAX: u64 = 16 << 10;
@@ -69,13 +72,29 @@ pub enum KeyError {
         /// What the library said.
         reason: String,
     },
+    /// A program that was asked for a signature or its public key.
+    #[error("{} {word}: {problem}", program.display())]
+    Program {
+        /// The program.
+        program: PathBuf,
+        /// What it was asked.
+        word: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
     /// No text of a public key.  It is not repeated: it might be a secret one.
     #[error("this is no public key: one is \"{PUBLIC_WORD}\" and 44 characters of base64")]
     NotPublic,
 }
 
 /// A secret key.
-pub struct SigningKey(Ed25519KeyPair);
+pub struct SigningKey(Secret);
+
+/// Where it lies.
+enum Secret {
+    Here(Ed25519KeyPair),
+    Behind(Program),
+}
 
 impl SigningKey {
     /// Makes one, and the PKCS#8 PEM to keep of it, which OpenSSL reads too.
@@ -90,7 +109,17 @@ impl SigningKey {
     }
 
     pub(crate) fn from_seed(seed: &[u8; 32]) -> Self {
-        Self(Ed25519KeyPair::from_seed_unchecked(seed).expect("any 32 bytes are a seed"))
+        let pair = Ed25519KeyPair::from_seed_unchecked(seed).expect("any 32 bytes are a seed");
+        Self(Secret::Here(pair))
+    }
+
+    /// The one behind a program, which prints its public half if it is asked for `public`, and the signature of what it reads
+    /// if it is asked to `sign`.
+    ///
+    /// # Errors
+    /// If it does not run, takes longer than a minute, or prints no key.
+    pub fn of_program(path: &Path) -> Result<Self, KeyError> {
+        Program::open(path).map(|program| Self(Secret::Behind(program)))
     }
 
     /// Reads PKCS#8 PEM of version 1, as OpenSSL writes it, or 2, which repeats the public key.  What stands around the
@@ -101,7 +130,8 @@ impl SigningKey {
     pub fn from_pem(text: &str) -> Result<Self, KeyError> {
         let der = from_pem(text, "PRIVATE KEY").ok_or(KeyError::NotPem)?;
         let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(&der);
-        pair.map(Self).map_err(|error| KeyError::NotEd25519 { reason: error.to_string() })
+        pair.map(|pair| Self(Secret::Here(pair)))
+            .map_err(|error| KeyError::NotEd25519 { reason: error.to_string() })
     }
 
     /// Reads a file of PKCS#8 PEM that only its owner may read.
@@ -123,14 +153,27 @@ impl SigningKey {
 
     /// Its public half.
     pub fn public(&self) -> PublicKey {
-        let bytes = self.0.public_key().as_ref().try_into();
-        PublicKey(bytes.expect("ed25519 has public keys of 32 bytes"))
+        match &self.0 {
+            Secret::Here(pair) => {
+                let bytes = pair.public_key().as_ref().try_into();
+                PublicKey(bytes.expect("ed25519 has public keys of 32 bytes"))
+            }
+            Secret::Behind(program) => program.public(),
+        }
     }
 
     /// Signs by RFC 8032: the same key and message make the same signature.
-    pub fn sign(&self, message: &[u8]) -> [u8; 64] {
-        let signature = self.0.sign(message);
-        signature.as_ref().try_into().expect("ed25519 has signatures of 64 bytes")
+    ///
+    /// # Errors
+    /// If the program does not, behind which the key lies.
+    pub fn sign(&self, message: &[u8]) -> Result<[u8; 64], KeyError> {
+        match &self.0 {
+            Secret::Here(pair) => {
+                let signature = pair.sign(message);
+                Ok(signature.as_ref().try_into().expect("ed25519 has signatures of 64 bytes"))
+            }
+            Secret::Behind(program) => program.sign(message),
+        }
     }
 }
 
@@ -163,6 +206,12 @@ impl PublicKey {
     /// A SubjectPublicKeyInfo in PEM, which OpenSSL reads.
     pub fn to_pem(&self) -> String {
         pem("PUBLIC KEY", &self.to_der())
+    }
+
+    /// Reads what [`Self::to_pem`] writes, whatever stands around it.
+    pub(crate) fn from_pem(text: &str) -> Option<Self> {
+        let der = from_pem(text, "PUBLIC KEY")?;
+        Some(Self(der.strip_prefix(&PUBLIC_PREFIX)?.try_into().ok()?))
     }
 
     fn to_der(self) -> Vec<u8> {
@@ -238,13 +287,13 @@ mod tests {
             18ff9b538d16f290ae67f760984dc6594a7c15e9716ed28dc027beceea1ec40a";
         let key = SigningKey::from_seed(&hex(seed));
         assert_eq!(key.public(), PublicKey(hex(public)));
-        assert_eq!(key.sign(&[0xaf, 0x82]), hex(signature));
+        assert_eq!(key.sign(&[0xaf, 0x82]).unwrap(), hex(signature));
     }
 
     #[test]
     fn a_signature_holds_for_its_message_and_key() {
         let [key, other] = [1, 2].map(|seed| SigningKey::from_seed(&[seed; 32]));
-        let signature = key.sign(b"message");
+        let signature = key.sign(b"message").unwrap();
         assert!(key.public().verify(b"message", &signature));
         assert!(!key.public().verify(b"massage", &signature));
         assert!(!other.public().verify(b"message", &signature));

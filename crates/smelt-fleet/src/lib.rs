@@ -26,6 +26,7 @@ pub mod pull;
 pub mod push;
 pub mod reapi;
 pub mod remote;
+mod signer;
 #[cfg(test)]
 mod simulation;
 pub mod site;

@@ -11,7 +11,7 @@ use smelt_store::{FileEntry, Manifest};
 
 use crate::chunk::{CHUNKS_MAX, Chunk, FileChunks, Index, IndexError, cut};
 use crate::dsse::Envelope;
-use crate::keys::SigningKey;
+use crate::keys::{KeyError, SigningKey};
 use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
 use crate::statement::Statement;
 
@@ -36,6 +36,9 @@ pub enum PushError {
     /// The server refused or is gone.
     #[error(transparent)]
     Remote(#[from] RemoteError),
+    /// Nobody signs it.
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
@@ -78,7 +81,7 @@ pub fn push(
 ) -> Result<Pushed, PushError> {
     let too_large = |text: String| PushError::TooLarge(text);
     let payload = statement.to_json().map_err(|error| too_large(error.to_string()))?;
-    let envelope = Envelope::sign(payload, &[signer]).to_json();
+    let envelope = Envelope::sign(payload, &[signer])?.to_json();
     let envelope = envelope.map_err(|error| too_large(error.to_string()))?;
     if envelope.len() > STATEMENT_BYTES_MAX {
         let (bytes, files) = (envelope.len(), statement.files.files().len());

@@ -453,7 +453,8 @@ fn a_statement_counts_only_for_its_own_key_by_whom_one_believes() {
     world.server.entries.borrow_mut().insert(other, entry.clone());
     assert!(matches!(world.offer(other), Err(PullError::Refused { .. })));
     // Signed by nobody.
-    let unsigned = Envelope::sign(world.statement.to_json().unwrap(), &[]).to_json().unwrap();
+    let unsigned =
+        Envelope::sign(world.statement.to_json().unwrap(), &[]).unwrap().to_json().unwrap();
     world.forge(|server, entry| entry.statement = server.put(unsigned));
     assert!(matches!(
         world.offer(Key::Content(world.statement.key)),

@@ -836,13 +836,14 @@ pub(crate) mod tests {
         let files = Manifest::new((0..smelt_store::FILES_MAX).map(file).collect()).unwrap();
         let json = Statement { tree: files.digest(), files, ..good() }.to_json().unwrap();
         let keys = [crate::keys::SigningKey::from_seed(&[1; 32])];
-        let envelope = crate::dsse::Envelope::sign(json, &[&keys[0]; crate::dsse::SIGNATURES_MAX]);
+        let envelope =
+            crate::dsse::Envelope::sign(json, &[&keys[0]; crate::dsse::SIGNATURES_MAX]).unwrap();
         envelope.to_json().unwrap();
         let most = crate::dsse::Envelope::sign(
             vec![0; STATEMENT_BYTES_MAX],
             &[&keys[0]; crate::dsse::SIGNATURES_MAX],
         );
-        most.to_json().unwrap();
+        most.unwrap().to_json().unwrap();
         let bytes = STATEMENT_BYTES_MAX + 1;
         let long = Statement::from_json(&vec![b' '; bytes]);
         assert_eq!(long, Err(StatementError::TooLong { bytes }));

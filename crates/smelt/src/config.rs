@@ -103,7 +103,7 @@ const fn setting(
 }
 
 /// All, in the order in which they are told.
-pub(crate) const SETTINGS: [Setting; 15] = [
+pub(crate) const SETTINGS: [Setting; 16] = [
     setting(STORE, "SMELT_CACHE", "", "cache", Form::Path),
     setting("jobs", "", "jobs", "1", Form::Jobs),
     setting(KEEP_FREE, "SMELT_KEEP_FREE", "keep_free", "", Form::Size),
@@ -114,6 +114,7 @@ pub(crate) const SETTINGS: [Setting; 15] = [
     setting(PUSH, "", "push", "never", Form::Push),
     setting(TRUST, "SMELT_FLEET_TRUST", "fleet_trust", "", Form::Path),
     setting("fleet.key", "SMELT_FLEET_KEY", "fleet_key", "", Form::Path),
+    setting("fleet.signer", "SMELT_FLEET_SIGNER", "fleet_signer", "", Form::Path),
     setting("fleet.token-file", "SMELT_FLEET_TOKEN", "fleet_token_file", "", Form::Secret),
     setting("fleet.push-kind", "", "push_kind", "", Form::Kinds),
     setting("fleet.push-max", "", "push_max", "", Form::Size),
@@ -459,7 +460,7 @@ mod tests {
     #[test]
     fn every_setting_but_the_store_is_the_default_of_a_flag() {
         let text = "store = \"/s\"\njobs = 2\nkeep-free = \"1GiB\"\n[fleet]\naddress = \"grpc://h:1\"\nlock = \"nats://h:2\"\nheartbeat = \"1m\"\npeers = \"h:3,mdns\"\npush = \"sealed\"\n\
-                    trust = \"/t\"\nkey = \"/k\"\ntoken-file = \"/f\"\nca = \"/c\"\nrate = \"2MiB\"\n\
+                    trust = \"/t\"\nkey = \"/k\"\nsigner = \"/s\"\ntoken-file = \"/f\"\nca = \"/c\"\nrate = \"2MiB\"\n\
                     push-kind = \"deployment,verify\"\npush-max = \"1GiB\"\n";
         let config: &'static Config = Box::leak(Box::new(of(&[("/c.toml", text)]).unwrap()));
         assert_eq!(config.values.len(), SETTINGS.len());

@@ -55,8 +55,9 @@ pub(crate) use doctor::DoctorFlags;
 #[cfg(feature = "build")]
 pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
 pub(crate) use fleet::{
-    FleetCommand, FleetFlags, FleetStatusFlags, FleetVerifyFlags, HeartbeatFlags, KeygenFlags,
-    PeerFlags, ProvenanceFlags, Push, PushFlags, PushLimits, ShareFlags, TrustFlags, UntrustFlags,
+    FleetCommand, FleetFlags, FleetStatusFlags, FleetVerifyFlags, HeartbeatFlags, KeyFlags,
+    KeygenFlags, PeerFlags, ProvenanceFlags, Push, PushFlags, PushLimits, ShareFlags, TrustFlags,
+    UntrustFlags,
 };
 pub(crate) use image_options::ImageFlags;
 #[cfg(feature = "build")]

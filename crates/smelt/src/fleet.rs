@@ -41,7 +41,7 @@ use self::holdings::own_peer;
 use crate::config;
 use crate::console::warn;
 use crate::exit::{Exit, Failed};
-use crate::flags::FleetFlags;
+use crate::flags::{FleetFlags, KeyFlags};
 use crate::load;
 
 /// Clocks of one site differ by less.
@@ -138,15 +138,16 @@ pub(crate) fn key_file(given: Option<&Path>) -> Result<PathBuf, Failed> {
 }
 
 /// The key by which this machine vouches.
-pub(crate) fn signer(flags: &FleetFlags) -> Result<SigningKey, Failed> {
-    signer_of(flags.fleet_key.as_deref())
-}
-
-/// The same where the file is given by itself.
-pub(crate) fn signer_of(given: Option<&Path>) -> Result<SigningKey, Failed> {
-    let path = key_file(given)?;
+pub(crate) fn signer(flags: &KeyFlags) -> Result<SigningKey, Failed> {
+    if let Some(program) = &flags.fleet_signer {
+        return SigningKey::of_program(program).map_err(Failed::usage);
+    }
+    let path = key_file(flags.fleet_key.as_deref())?;
     if !path.exists() {
-        let message = format!("no key is in {}; make one: smelt fleet keygen", path.display());
+        let message = format!(
+            "no key is in {}; make one: smelt fleet keygen, or name a program that signs: --signer",
+            path.display()
+        );
         return Err(Failed::usage(message));
     }
     SigningKey::read(&path).map_err(Failed::usage)

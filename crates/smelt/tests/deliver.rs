@@ -1,7 +1,9 @@
 //! `smelt deliver` by directories.  `cargo xtask fleet` asks a real registry, and has a server follow it.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -103,6 +105,33 @@ fn a_deployment_is_handed_over_and_judged_again() {
     ok(&board, &["fleet", "untrust", "boss"]);
     refused(&on_board(&board, &[&["chat", &asked], &QUESTION[..]].concat()), 1, "revoked");
     assert_eq!(on_board(&board, &["cache", "fsck"]).code, Some(1));
+}
+
+#[test]
+fn a_program_signs_whose_key_lies_in_no_file_of_smelt_s() {
+    let (here, board) = (text_world("llama3-tied-tiny"), World::new(""));
+    ok(&here, &["run", "p.toml"]);
+    let (place, script, secret) = (place(&here), here.path("signer"), here.path("secret.pem"));
+    let mut genpkey = Command::new("openssl");
+    genpkey.args(["genpkey", "-algorithm", "ed25519", "-out"]).arg(&secret);
+    assert!(genpkey.status().unwrap().success());
+    let text = "#!/bin/sh\ncd \"$(dirname \"$0\")\"\ncase $1 in\n\
+        public) openssl pkey -in secret.pem -pubout ;;\n\
+        sign) cat > message; openssl pkeyutl -sign -rawin -inkey secret.pem -in message ;;\nesac\n";
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, Permissions::from_mode(0o700)).unwrap();
+    let signer = ["--signer", script.to_str().unwrap()];
+    let key = ok(&here, &[&["fleet", "keygen"], &signer[..]].concat()).stdout;
+    assert!(!here.path(".config/smelt/fleet.pem").exists());
+    let push = [&["deliver", "push", "p.toml", &place, "--name", NAME], &signer[..]].concat();
+    ok(&here, &push);
+    believe(&board, key.trim_end());
+    assert_eq!(json(&board, &["deliver", "pull", &place])["by"][0], "boss");
+    // What cannot sign is told before anything is sent.
+    fs::write(&script, "#!/bin/sh\necho the token is gone >&2; exit 1\n").unwrap();
+    let gone = on_board(&here, &push);
+    assert_eq!(gone.code, Some(2), "{}", gone.stderr);
+    assert!(gone.stderr.contains("/signer public: exit status: 1"), "{}", gone.stderr);
 }
 
 #[test]

@@ -335,7 +335,7 @@ mod tests {
 
     fn signed(delivery: &Delivery, seeds: &[u8]) -> Envelope {
         let keys: Vec<_> = seeds.iter().map(|&seed| key(seed)).collect();
-        Envelope::sign(delivery.to_json().unwrap(), &keys.iter().collect::<Vec<_>>())
+        Envelope::sign(delivery.to_json().unwrap(), &keys.iter().collect::<Vec<_>>()).unwrap()
     }
 
     #[test]
@@ -385,7 +385,7 @@ mod tests {
         let refusal = judge(&trust(vec![revoked]), &envelope, 1, 10).unwrap_err();
         assert!(matches!(refusal, Refusal::Revoked { .. }), "{refusal}");
         // A statement of a build is none of a delivery, whoever signed it.
-        let other = Envelope::sign(b"{}".to_vec(), &[&key(1)]);
+        let other = Envelope::sign(b"{}".to_vec(), &[&key(1)]).unwrap();
         let refusal = judge(&good, &other, 1, 10).unwrap_err();
         assert!(matches!(refusal, Refusal::BadStatement(_)), "{refusal}");
     }

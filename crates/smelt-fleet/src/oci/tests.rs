@@ -73,7 +73,7 @@ fn push(place: &Place, outputs: &[(BundledOutput, PathBuf)]) -> Result<Sent, Pla
     let artifact = Artifact::of(outputs, &mut |_| {}).unwrap();
     let sent = send(place, &artifact, outputs, &mut |_| {})?;
     let payload = delivery(&artifact, outputs, 1).to_json().unwrap();
-    put_statement(place, &artifact.manifest, &Envelope::sign(payload, &[&key(1)]))?;
+    put_statement(place, &artifact.manifest, &Envelope::sign(payload, &[&key(1)]).unwrap())?;
     put_tag(place, "prod", &artifact.manifest)?;
     Ok(sent)
 }

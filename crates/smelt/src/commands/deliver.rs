@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use serde_json::json;
 use smelt_fleet::dsse::Envelope;
-use smelt_fleet::keys::SigningKey;
+use smelt_fleet::keys::{KeyError, SigningKey};
 use smelt_fleet::oci::artifact::{self, Artifact, ArtifactError};
 use smelt_fleet::oci::delivery::{Delivery, Taken, merged, newest, next_version, remember};
 use smelt_fleet::oci::place::Name;
@@ -24,7 +24,7 @@ use crate::flags::{
 };
 use crate::fleet::deliver::{Source, Took, check_deployment, of_place};
 use crate::fleet::delivered::{self, Delivered};
-use crate::fleet::{incoming, now, signer_of};
+use crate::fleet::{incoming, now, signer};
 use crate::load::{self, Access};
 use crate::table::bytes;
 use crate::telling::Telling;
@@ -50,7 +50,7 @@ fn source(flags: &PlaceFlags, least: Option<u16>) -> Result<Source, Failed> {
 fn push(flags: &DeliverPushFlags) -> Result<Exit, Failed> {
     let source = source(&flags.place, None)?;
     let name = called(&source)?;
-    let signer = signer_of(flags.fleet_key.as_deref())?;
+    let signer = signer(&flags.key)?;
     let wanted = target::sealed(&flags.target, &flags.sets, false)?;
     if wanted.len() > 1 {
         let message = format!(
@@ -87,7 +87,7 @@ fn push(flags: &DeliverPushFlags) -> Result<Exit, Failed> {
         builder: BUILDER.to_owned(),
     };
     let payload = delivery.to_json().map_err(Failed::usage)?;
-    let envelope = Envelope::sign(payload, &[&signer]);
+    let envelope = Envelope::sign(payload, &[&signer]).map_err(of_key)?;
     let sent = sent(&source, &artifact, &outputs, &name)?;
     let put = send::put_statement(&source.place, &artifact.manifest, &envelope);
     put.map_err(|error| of_place(&error))?;
@@ -215,6 +215,10 @@ fn there(source: &Source, signer: &SigningKey) -> Result<Option<There>, Failed> 
     }
 }
 
+fn of_key(error: KeyError) -> Failed {
+    Failed::new(Exit::StageFailed, error)
+}
+
 /// Whom a machine believes that counts versions: itself, too.
 fn with_own(trust: &Trust, signer: &SigningKey) -> Trust {
     let mut trust = trust.clone();
@@ -262,7 +266,7 @@ fn tell_took(took: &Took) -> Result<(), Failed> {
 
 fn sign(flags: &DeliverSignFlags) -> Result<Exit, Failed> {
     let source = source(&flags.place, Some(1))?;
-    let signer = signer_of(flags.fleet_key.as_deref())?;
+    let signer = signer(&flags.key)?;
     let (found, _) = source.look(None)?;
     let Delivery { name, version, .. } = &found.vouched.delivery;
     let mut envelope = found.vouched.envelope.clone();
@@ -272,7 +276,7 @@ fn sign(flags: &DeliverSignFlags) -> Result<Exit, Failed> {
         tell(format_args!("this machine's key has signed version {version} of {name} already"));
         return Ok(Exit::Ok);
     }
-    envelope.countersign(&[&signer]);
+    envelope.countersign(&[&signer]).map_err(of_key)?;
     let put = send::put_statement(&source.place, &found.manifest, &envelope);
     put.map_err(|error| of_place(&error))?;
     // Somebody may have written the list at the same time.

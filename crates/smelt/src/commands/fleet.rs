@@ -1,6 +1,7 @@
 //! `smelt fleet`: keys, whom this machine believes, what the server says.  `smelt cache push|pull` too.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -44,6 +45,10 @@ pub(crate) fn run(command: &FleetCommand) -> Result<Exit, Failed> {
 }
 
 fn keygen(flags: &KeygenFlags) -> Result<Exit, Failed> {
+    if let Some(program) = &flags.signer {
+        let key = SigningKey::of_program(program).map_err(Failed::usage)?;
+        return told(key.public(), format_args!("{} signs for this machine", program.display()));
+    }
     let path = key_file(flags.out.as_deref())?;
     let (key, pem) =
         SigningKey::generate().map_err(|error| Failed::new(Exit::StageFailed, error))?;
@@ -62,12 +67,15 @@ fn keygen(flags: &KeygenFlags) -> Result<Exit, Failed> {
         created => created.map_err(failed)?,
     };
     file.write_all(pem.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+    told(key.public(), format_args!("the private key is in {}", path.display()))
+}
+
+/// Says how a machine's key is believed elsewhere, and where its secret half is.
+fn told(key: PublicKey, secret: fmt::Arguments<'_>) -> Result<Exit, Failed> {
     tell(format_args!(
-        "the private key is in {}; on each machine that shall believe it: smelt fleet trust {} --name NAME",
-        path.display(),
-        key.public()
+        "{secret}; on each machine that shall believe it: smelt fleet trust {key} --name NAME"
     ));
-    answer(format_args!("{}\n", key.public()))?;
+    answer(format_args!("{key}\n"))?;
     Ok(Exit::Ok)
 }
 
@@ -159,7 +167,7 @@ fn verify(flags: &FleetVerifyFlags) -> Result<Exit, Failed> {
 /// `smelt cache push PIPELINE`.
 pub(crate) fn push(PushFlags { share: flags, limits }: &PushFlags) -> Result<Exit, Failed> {
     let stop = stop_flag()?;
-    let (fleet, signer) = (Fleet::open(&flags.fleet, &stop)?, signer(&flags.fleet)?);
+    let (fleet, signer) = (Fleet::open(&flags.fleet, &stop)?, signer(&flags.fleet.key)?);
     let loaded = load::plan(&flags.pipeline, Access::Use)?;
     let shelf = Shelf::of(&loaded, &fleet.trust)?;
     let chosen = match flags.only.as_slice() {

@@ -6,6 +6,8 @@ use clap::{Args, Subcommand};
 use smelt_fleet::oci::delivery::is_called;
 use smelt_fleet::oci::reference::{NotAReference, Reference};
 
+use super::KeyFlags;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum DeliverCommand {
     /// Put a built deployment into a registry or a directory, signed and as its next version
@@ -48,9 +50,8 @@ pub(crate) struct DeliverPushFlags {
     /// Override a param of the pipeline
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) sets: Vec<String>,
-    /// The private key that vouches for it (default: fleet.pem in ~/.config/smelt)
-    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_KEY")]
-    pub(crate) fleet_key: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) key: KeyFlags,
 }
 
 #[derive(Debug, Args)]
@@ -69,9 +70,8 @@ pub(crate) struct DeliverPullFlags {
 pub(crate) struct DeliverSignFlags {
     #[command(flatten)]
     pub(crate) place: PlaceFlags,
-    /// The private key that vouches for it (default: fleet.pem in ~/.config/smelt)
-    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_KEY")]
-    pub(crate) fleet_key: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) key: KeyFlags,
 }
 
 #[derive(Debug, Args)]

@@ -25,6 +25,18 @@ pub(crate) fn lock_address(text: &str) -> Result<NamedLock, NotALockAddress> {
     if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
 }
 
+/// By whose key this machine vouches.
+#[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct KeyFlags {
+    /// The private key by which this machine vouches (default: fleet.pem in ~/.config/smelt)
+    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_KEY")]
+    pub(crate) fleet_key: Option<PathBuf>,
+    /// A program that signs in its place, as docs/fleet.md says: its key need lie in no file of this machine
+    #[arg(long = "signer", value_name = "PROGRAM", env = "SMELT_FLEET_SIGNER")]
+    pub(crate) fleet_signer: Option<PathBuf>,
+}
+
 /// Which server, and who is believed.
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Fleet")]
@@ -45,9 +57,9 @@ pub(crate) struct FleetFlags {
     /// Whose results are taken (default: trust.toml in ~/.config/smelt)
     #[arg(long, value_name = "FILE", env = "SMELT_FLEET_TRUST")]
     pub(crate) fleet_trust: Option<PathBuf>,
-    /// The private key that vouches for what is pushed (default: fleet.pem in ~/.config/smelt)
-    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_KEY")]
-    pub(crate) fleet_key: Option<PathBuf>,
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) key: KeyFlags,
     /// A file with the token that the server wants; else $SMELT_FLEET_TOKEN
     #[arg(long, value_name = "FILE")]
     pub(crate) fleet_token_file: Option<PathBuf>,
@@ -94,9 +106,8 @@ pub(crate) struct HeartbeatFlags {
     #[arg(long, value_name = "ADDRESS", env = "SMELT_FLEET_LOCK", value_parser = lock_address)]
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) fleet_lock: NamedLock,
-    /// The private key that signs it (default: fleet.pem in ~/.config/smelt)
-    #[arg(long, value_name = "FILE", env = "SMELT_FLEET_KEY")]
-    pub(crate) fleet_key: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) key: KeyFlags,
     /// As where results are shared; else the one that the configuration names.
     #[arg(skip)]
     pub(crate) fleet_ca: Option<PathBuf>,
@@ -178,6 +189,14 @@ pub(crate) struct KeygenFlags {
     /// Where the private key is written (default: fleet.pem in ~/.config/smelt)
     #[arg(id = "fleet_key", long = "out", value_name = "FILE", env = "SMELT_FLEET_KEY")]
     pub(crate) out: Option<PathBuf>,
+    /// Make none: print the public key of the program that signs for this machine
+    #[arg(
+        id = "fleet_signer",
+        long = "signer",
+        value_name = "PROGRAM",
+        env = "SMELT_FLEET_SIGNER"
+    )]
+    pub(crate) signer: Option<PathBuf>,
 }
 
 /// What a key may vouch for.

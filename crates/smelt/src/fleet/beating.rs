@@ -15,7 +15,7 @@ use smelt_plan::device::FACTS;
 use smelt_store::{Store, Wait};
 
 use super::turn::{lock_token, own_name};
-use super::{counted, now, seen_time, signer_of};
+use super::{counted, now, seen_time, signer};
 use crate::config;
 use crate::console::{tell, warn};
 use crate::device::fact_of;
@@ -64,7 +64,7 @@ struct Hearing {
 }
 
 impl Hearing {
-    fn say(&mut self, announced: Result<(), TableError>) {
+    fn say(&mut self, announced: Result<(), String>) {
         match announced {
             Err(error) if !self.is_lost => {
                 lost(&error);
@@ -80,7 +80,7 @@ impl Hearing {
 }
 
 /// Says that nobody hears of this board.
-pub(crate) fn lost(error: &TableError) {
+pub(crate) fn lost(error: &str) {
     warn(format_args!("this board is not announced: {error}"));
 }
 
@@ -106,7 +106,7 @@ impl Board {
             )
         };
         Ok(Some(Self {
-            signer: signer_of(flags.fleet_key.as_deref())?,
+            signer: signer(&flags.key)?,
             address: flags.fleet_lock.clone().ok_or_else(none)?,
             token: lock_token(),
             authority: flags.fleet_ca.clone().or_else(config::authority),
@@ -118,16 +118,19 @@ impl Board {
     /// Says what is deployed here, and when.
     ///
     /// # Errors
-    /// If the server does not answer in some seconds.
-    pub(crate) fn announce(&self, deployments: Vec<Deployed>) -> Result<(), TableError> {
+    /// If nobody signs, or the server does not answer in some seconds.
+    pub(crate) fn announce(&self, deployments: Vec<Deployed>) -> Result<(), String> {
+        let told = |error: TableError| error.to_string();
         let boards = NatsBoards::connect(&NatsServer {
             address: &self.address,
             token: self.token.as_deref(),
             authority: self.authority.as_deref(),
             instance: &self.instance,
-        })?;
+        });
+        let boards = boards.map_err(told)?;
         let beat = self.beat(deployments);
-        boards.announce(Announced { name: beat.name(), envelope: beat.sign(&self.signer) })
+        let envelope = beat.sign(&self.signer).map_err(|error| error.to_string())?;
+        boards.announce(Announced { name: beat.name(), envelope }).map_err(told)
     }
 
     fn beat(&self, deployments: Vec<Deployed>) -> Beat {

@@ -39,7 +39,7 @@ pub(crate) fn signer(flags: &RunFlags) -> Result<Option<SigningKey>, Failed> {
         }
         return Err(Failed::usage("--push: no server is named; add --fleet grpc://HOST:PORT"));
     }
-    super::signer(&flags.fleet).map(Some)
+    super::signer(&flags.fleet.key).map(Some)
 }
 
 /// A run's fleet.
@@ -181,9 +181,9 @@ impl<'a> Sharing<'a> {
 
 /// Whether this board is announced when the run ends, and where.
 pub(crate) fn board(flags: &RunFlags) -> Result<Option<Board>, Failed> {
-    let FleetFlags { fleet, fleet_lock, fleet_key, fleet_ca, .. } = flags.fleet.clone();
+    let FleetFlags { fleet, fleet_lock, key, fleet_ca, .. } = flags.fleet.clone();
     let heartbeat = flags.heartbeat.filter(|_| !flags.is_trial());
-    Board::of(&HeartbeatFlags { heartbeat, fleet, fleet_lock, fleet_key, fleet_ca }, Role::Run)
+    Board::of(&HeartbeatFlags { heartbeat, fleet, fleet_lock, key, fleet_ca }, Role::Run)
 }
 
 /// Announces this board with what a run has built or found.
