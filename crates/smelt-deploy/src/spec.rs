@@ -104,6 +104,7 @@ pub fn encoder(
         max_tokens: recipe.max_tokens.unwrap_or(places).min(places),
         pooling: recipe.pooling,
         normalize: recipe.normalize,
+        memory_bytes_max: None,
     })
 }
 
@@ -137,6 +138,7 @@ pub fn cross_encoder(
         activation: recipe.activation,
         kinds: recipe.kinds,
         labels: recipe.labels,
+        memory_bytes_max: None,
     })
 }
 

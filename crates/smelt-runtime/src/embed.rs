@@ -57,6 +57,9 @@ pub struct Spec {
     pub pooling: Pooling,
     /// Whether rows are given length 1.
     pub normalize: bool,
+    /// Bytes that whoever serves it may take, all of its process; else what is free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_max: Option<u64>,
 }
 
 /// What is wrong with the values that all deployments of encoders have, if anything; `unfit` says why the family is

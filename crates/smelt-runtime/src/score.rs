@@ -86,6 +86,9 @@ pub struct Spec {
     /// What the head's numbers say, in their order; none of one that gives a score.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub labels: Vec<String>,
+    /// Bytes that whoever serves it may take, all of its process; else what is free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_max: Option<u64>,
 }
 
 impl Spec {

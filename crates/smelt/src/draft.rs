@@ -144,7 +144,7 @@ impl Draft<'_> {
 
     fn params(&self) -> String {
         let mut text = String::new();
-        if self.line.settings.context.is_some() {
+        if self.line.settings.context.is_some() || self.held().next().is_some() {
             text.push_str("# Limits of serving: no engine is built anew where they change, and flags of chat and serve go before them.\n");
         }
         let _ = write!(text, "[params]\nmodel = {}\n", quoted(&self.from));
@@ -156,9 +156,9 @@ impl Draft<'_> {
         }
         if self.line.settings.context.is_some() {
             let _ = writeln!(text, "slots = {SLOTS}");
-            for (name, word) in self.held() {
-                let _ = writeln!(text, "{name} = {}", quoted(word));
-            }
+        }
+        for (name, word) in self.held() {
+            let _ = writeln!(text, "{name} = {}", quoted(word));
         }
         if self.sees() {
             let _ = writeln!(text, "frames = {FRAMES}");
@@ -177,6 +177,11 @@ impl Draft<'_> {
     fn held(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let held = [("kv", self.kv()), ("memory", self.memory.as_deref())];
         held.into_iter().filter_map(|(name, word)| Some((name, word?)))
+    }
+
+    /// What the stage of a deployment says of that.
+    fn holding(&self) -> String {
+        self.held().map(|(name, _)| format!("{name} = \"${{{name}}}\"\n")).collect()
     }
 
     /// The tower: its graph, and the engine of that.
@@ -267,9 +272,7 @@ impl Draft<'_> {
         if self.tiles().is_some() {
             text.push_str("tiles = \"${tiles}\"\n");
         }
-        for (name, _) in self.held() {
-            let _ = writeln!(text, "{name} = \"${{{name}}}\"");
-        }
+        text += &self.holding();
         let _ = write!(
             text,
             "# It opens and maps all engines, and steps once.\nlimits = {{ memory = \"{}GiB\", timeout = \"1h\" }}\n",
@@ -289,8 +292,9 @@ impl Draft<'_> {
                 self.for_target()
             ),
             format!(
-                "[stage.deployment]\nkind = \"deployment\"\nmodel = {}\ncheckpoint = \"checkpoint\"\nencoder = \"{part}-engine\"\n",
-                quoted(&self.model)
+                "[stage.deployment]\nkind = \"deployment\"\nmodel = {}\ncheckpoint = \"checkpoint\"\nencoder = \"{part}-engine\"\n{}",
+                quoted(&self.model),
+                self.holding()
             ),
         ]
     }
@@ -469,6 +473,18 @@ mod tests {
         assert_eq!(deployment.params["memory"], 3_u64 << 30);
         assert_eq!(keys(&held)["llm-engine"], keys(&usual)["llm-engine"], "no engine is anew");
         assert_ne!(keys(&held)["deployment"], keys(&usual)["deployment"]);
+    }
+
+    #[test]
+    fn an_encoder_s_memory_is_written_too() {
+        let (line, shape) = line("bert-tiny", None);
+        let [command, name, model, why] = ["m"; 4].map(str::to_owned);
+        let (from, memory) = ("synthetic:bert-tiny".to_owned(), Some("1GiB".to_owned()));
+        let (positions, line) = (BUILT_FOR, &line);
+        let draft = Draft { command, name, model, from, shape, positions, line, memory, why };
+        let pipeline = Pipeline::parse("p.toml", &draft.text(), &Overrides::default()).unwrap();
+        let deployment = pipeline.stages.last().unwrap();
+        assert_eq!(deployment.params["memory"], 1_u64 << 30);
     }
 
     #[test]

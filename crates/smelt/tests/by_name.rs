@@ -158,6 +158,24 @@ fn a_directory_s_model_is_built_and_asked_where_it_lies() {
 }
 
 #[test]
+fn an_encoder_keeps_to_the_memory_that_its_pipeline_remembers() {
+    let world = World::new("");
+    copy(&data("golden/bert-tiny/checkpoint"), &world.path("mine"));
+    let files = [data("encoder").join("."), world.path("mine")];
+    assert!(Command::new("cp").arg("-rL").args(files).status().unwrap().success());
+    let built = world.smelt(&["build", "./mine", "--memory", "1GiB"]);
+    assert_eq!(built.code, Some(0), "{}", built.stderr);
+    let pipeline = world.read("mine.toml");
+    assert!(pipeline.contains("memory = \"1GiB\""), "{pipeline}");
+    let server = Server::of(&world, &["mine.toml"], &[]);
+    assert!(until(|| server.get("/health").status == 200));
+    drop(server);
+    let less = world.smelt(&["serve", "mine.toml", "--port", "0", "--memory", "4MiB"]);
+    assert_eq!(less.code, Some(5), "{}", less.stderr);
+    assert!(less.stderr.contains("raise --memory"), "{}", less.stderr);
+}
+
+#[test]
 fn a_build_on_the_way_that_is_stopped_goes_on() {
     let world = World::new("");
     let mut command = world.command(&[&["chat", MODEL], &QUESTION[..]].concat());

@@ -14,8 +14,8 @@ const TILES_MAX: u64 = 64;
 const FRAMES_MAX: u64 = 768;
 /// No prompt has more tokens than this of one picture.
 const IMAGE_TOKENS_MAX: u64 = SEQ_LEN_MAX;
-/// How a deployment is served where nobody says otherwise.
-const SERVING: [&str; 6] = ["max-seq-len", "slots", "tiles", "frames", "kv", "memory"];
+/// How answers are served where nobody says otherwise: what an encoder, which gives none, knows nothing of.
+const ANSWERING: [&str; 5] = ["max-seq-len", "slots", "tiles", "frames", "kv"];
 /// The longest start of a server: a large model on a slow card.
 const START_S_MAX: u64 = 3600;
 /// What another program's server reads: whatever a program made, or a checkpoint in a form of other tools.
@@ -104,8 +104,8 @@ fn fault(is_given: &dyn Fn(&str) -> bool) -> Option<&'static str> {
     }
     if is_given("encoder") {
         let others = ["vision", "llm", "verified", "thresholds", "image-tokens"];
-        return others.into_iter().chain(SERVING).chain(CLIP).any(is_given).then_some(
-            "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"max-seq-len\", \"slots\", \"tiles\", \"frames\", \"kv\", \"memory\", \"thresholds\", \"image-tokens\" and \"clip\"",
+        return others.into_iter().chain(ANSWERING).chain(CLIP).any(is_given).then_some(
+            "\"encoder\" stands alone; leave out \"vision\", \"llm\", \"verified\", \"max-seq-len\", \"slots\", \"tiles\", \"frames\", \"kv\", \"thresholds\", \"image-tokens\" and \"clip\"",
         );
     }
     if !is_given("llm") {

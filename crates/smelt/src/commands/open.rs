@@ -55,11 +55,11 @@ pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
     let (model, serving, names) = match does {
         Does::Embeds => {
             let spec = embed::read_spec(dir)?;
-            (spec.model, Serving::default(), vec![spec.encoder])
+            (spec.model, held_to(spec.memory_bytes_max), vec![spec.encoder])
         }
         Does::Scores => {
             let spec = score::read_spec(dir)?;
-            (spec.model, Serving::default(), vec![spec.encoder])
+            (spec.model, held_to(spec.memory_bytes_max), vec![spec.encoder])
         }
         Does::Relays => {
             let spec = upstream::Spec::read(dir)?;
@@ -78,6 +78,11 @@ pub(super) fn heading(dir: &Path) -> Result<Heading, Failed> {
     let chosen = chosen.collect::<Result<Vec<_>, _>>().map_err(DeploymentError::from)?;
     let engines = chosen.into_iter().flat_map(engines).collect();
     Ok(Heading { model, engines, serving, does })
+}
+
+/// How an encoder is served, of which nothing else can be said.
+fn held_to(memory_bytes_max: Option<u64>) -> Serving {
+    Serving { memory_bytes_max, ..Serving::default() }
 }
 
 /// Refuses a deployment that `command` does not ask, with the command that does; `target` is what it was called.

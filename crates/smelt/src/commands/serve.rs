@@ -13,7 +13,7 @@ use smelt_fleet::beat::{Deployed, Role};
 use smelt_fleet::oci::reference;
 use smelt_runtime::accuracy::golden;
 use smelt_runtime::accuracy::question::{self, Question};
-use smelt_runtime::deployment::Deployment;
+use smelt_runtime::deployment::{Deployment, Serving};
 use smelt_runtime::embed::{self, EmbedService};
 use smelt_runtime::image::ImageOptions;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
@@ -41,6 +41,7 @@ use crate::fleet::vouched;
 use crate::integrity;
 use crate::leases::Leases;
 use crate::loading::{Loading, WARMING_UP};
+use crate::table::bytes;
 use crate::telling::{Doing, Pacing};
 use crate::upstream::launch;
 use crate::{check, claim};
@@ -300,6 +301,23 @@ impl Load {
         }
     }
 
+    /// Refuses an encoder that has read its longest text where this process then holds more than it may.
+    fn holds_encoder(&self, serving: &Serving) -> Result<(), Unfit<Failed>> {
+        let cap = self.limits.memory_max.or(serving.memory_bytes_max);
+        let held = served::own_bytes();
+        match cap.filter(|cap| held > *cap) {
+            None => Ok(()),
+            Some(cap) => {
+                let [held, cap] = [held, cap].map(bytes);
+                let why = format!(
+                    "{}: with its longest text read, the server holds {held} where memory = {cap}: raise --memory",
+                    self.target.display()
+                );
+                Err(Unfit::Shortage(Failed::new(Exit::DoesNotFit, why)))
+            }
+        }
+    }
+
     /// Keeps how long a part of the load took.
     fn did(&self, name: &'static str, begun: Instant) {
         if let Some(timeline) = &self.timeline {
@@ -375,13 +393,17 @@ impl Load {
             let encoder = open::encoder(dir, loading)?;
             loading.runs(0.0, WARMING_UP);
             let service = EmbedService::start(encoder, self.limits.queue_max);
-            return Ok(Running::Embeds(service.map_err(encoder_failed)?));
+            let service = service.map_err(encoder_failed)?;
+            self.holds_encoder(&serving)?;
+            return Ok(Running::Embeds(service));
         }
         if does == Does::Scores {
             let encoder = open::cross_encoder(dir, loading)?;
             loading.runs(0.0, WARMING_UP);
             let service = EmbedService::start(encoder, self.limits.queue_max);
-            return Ok(Running::Scores(service.map_err(encoder_failed)?));
+            let service = service.map_err(encoder_failed)?;
+            self.holds_encoder(&serving)?;
+            return Ok(Running::Scores(service));
         }
         let batch = self.batch.map(usize::from).or(serving.slots).unwrap_or(BATCH_USUAL);
         let kv = KvOptions { max_slots: Some(MAX_SLOTS_MAX), ..self.kv };

@@ -122,8 +122,9 @@ fn of_own_files(why: Failed, request: &Request) -> Failed {
 /// An encoder that embeds sentences, by the checkpoint's own recipe.
 fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
-    let model = request.typed::<Params>()?.model;
-    let spec = spec::encoder(&checkpoint, &model, engine_dirs(request, "encoder")?)?;
+    let Params { model, memory, .. } = request.typed()?;
+    let mut spec = spec::encoder(&checkpoint, &model, engine_dirs(request, "encoder")?)?;
+    spec.memory_bytes_max = memory;
     let tokenizer = checkpoint.dir().join(TOKENIZER_FILE);
     spec.write(&request.out, &tokenizer).map_err(Failed::model)?;
     let (out, at, mut told) = (&request.out, place(engine), say);
@@ -143,8 +144,9 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
 /// An encoder with a head that scores pairs or classifies texts, by the checkpoint's own recipe.
 fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
-    let model = request.typed::<Params>()?.model;
-    let spec = spec::cross_encoder(&checkpoint, &model, engine_dirs(request, "encoder")?)?;
+    let Params { model, memory, .. } = request.typed()?;
+    let mut spec = spec::cross_encoder(&checkpoint, &model, engine_dirs(request, "encoder")?)?;
+    spec.memory_bytes_max = memory;
     let tokenizer = checkpoint.dir().join(TOKENIZER_FILE);
     spec.write(&request.out, &tokenizer).map_err(Failed::model)?;
     let (out, at, mut told) = (&request.out, place(engine), say);
