@@ -1,8 +1,8 @@
 //! Runs every check, in the order that fails fastest, and says how long each took.
 //!
-//! What mostly waits, for servers, their clients and a browser, runs beside the walk, in a process whose output is kept until it
-//! ends: each of the two leaves a core to the other for half of the time.  What is executed instruction by instruction for other
-//! machines, guests and long sweeps are those of `soak`.
+//! What mostly waits, for servers, their clients and a browser, runs beside the tests, in a process whose output is kept until it
+//! ends: each of the two leaves a core to the other for a third of the time.  What is executed instruction by instruction for
+//! other machines, guests and long sweeps are those of `soak`.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -40,9 +40,12 @@ const LINTS: [(&str, &[&str]); 3] = [
     ),
 ];
 
+/// All tests, without examples, which the lints have checked, and tests in documentation, of which `tidy` allows none.
+const COMPILING: [(&str, &[&str]); 1] =
+    [("compiling", &["test", "--workspace", "--tests", "--locked", "--no-run"])];
+
 /// Steps that need what [`fetch::for_tests`] brings.
 const TESTS: [(&str, &[&str]); 2] = [
-    // Without examples, which the lints have checked, and tests in documentation, of which `tidy` allows none.
     ("tests", &["test", "--workspace", "--tests", "--locked", "--no-fail-fast"]),
     // With examples, features are those of the lints, and what they checked is not checked again.
     ("docs", &["doc", "--workspace", "--lib", "--bins", "--examples", "--no-deps", "--locked"]),
@@ -55,19 +58,16 @@ const INPUTS: [&str; 8] =
 /// A check that is our own: its name, what it reads beside [`INPUTS`], and how it runs, or says that it cannot.
 type CheckFn = (&'static str, &'static [&'static str], fn() -> Result<bool>);
 
-/// Checks of our own that have cargo build something, which would wait for what is built beside.
-const BUILDING: [CheckFn; 4] = [
+/// Checks of our own behind the tests.
+const OWN: [CheckFn; 5] = [
     ("toolchains", &[], || ran(toolchains::quick())),
     ("onnxruntime", &[], || ran(onnxruntime::run())),
     ("bench cpu", &[], || ran(bench::cpu::run(&["--smoke"]))),
     ("operation", &["docs"], || ran(operation::run())),
+    ("walks", &["README.md", "docs"], || ran(walks::run(walks::Walker::Ci))),
 ];
 
-/// What follows the pages with what was built.
-const WALKS: [CheckFn; 1] =
-    [("walks", &["README.md", "docs"], || ran(walks::run(walks::Walker::Ci)))];
-
-/// Those that ask what was built, beside it.
+/// Those beside them, and beside the tests.
 const BESIDE: [CheckFn; 3] = [
     ("fleet", &[], fleet::run_in_ci),
     ("conformance", &[], || ran(conformance::run())),
@@ -107,30 +107,36 @@ pub(crate) fn run(all: bool) -> Result<()> {
     if all {
         unchanged::forget()?;
     }
-    let mut times = thread::scope(|scope| {
+    let (mut times, variables) = thread::scope(|scope| {
         let coming = scope.spawn(fetch::for_tests);
         let mut times = steps(&LINTS, &[])?;
         times.push(step("boards", || ran(cross::lint()))?);
         let mut variables = coming.join().expect("what is fetched does not panic")?;
         variables.push(("RUST_TEST_THREADS", test_threads().to_string()));
-        // It comes while the tests are compiled.
+        // It comes while the tests are compiled, and is there before a check asks for it again.
         scope.spawn(fetch::for_checks);
-        times.extend(steps(&TESTS, &variables)?);
-        times.push(step("tidy", || ran(tidy::run()))?);
-        anyhow::Ok(times)
+        times.extend(steps(&COMPILING, &variables)?);
+        anyhow::Ok((times, variables))
     })?;
-    times.extend(checks(&BUILDING)?);
     let other = Beside::start()?;
-    let walks = checks(&WALKS);
-    // Whatever came of it: what the others found is told as well, and none is left behind.
+    let own = own(&variables);
+    // Whatever came of them: what the others found is told as well, and none is left behind.
     let others = other.end();
-    times.extend(walks?);
+    times.extend(own?);
     let others = others?;
     for took in times {
         println!("{took}");
     }
     println!("{others}{:12} {:4} s", "all", begin.elapsed().as_secs());
     Ok(())
+}
+
+/// The tests, and the checks behind them.
+fn own(variables: &[(&str, String)]) -> Result<Vec<Took>> {
+    let mut times = steps(&TESTS, variables)?;
+    times.push(step("tidy", || ran(tidy::run()))?);
+    times.extend(checks(&OWN)?);
+    Ok(times)
 }
 
 /// The checks beside, in the process that [`Beside`] starts.
@@ -237,7 +243,7 @@ mod tests {
 
     #[test]
     fn what_steps_depend_on_is_there() {
-        for (_, own, _) in BUILDING.iter().chain(&WALKS).chain(&BESIDE) {
+        for (_, own, _) in OWN.iter().chain(&BESIDE) {
             unchanged::digest(&[&INPUTS, *own].concat()).unwrap();
         }
     }

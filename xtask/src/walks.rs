@@ -24,11 +24,12 @@ const FEW_TOKENS: &str = " --max-tokens 32";
 /// What stands for a hub's models: the smallest VLM's sizes.
 const MODEL: &str = "synthetic:internvl3-1b";
 
-/// The models that the pages call by name, and what stands for them.
-const NAMED: [(&str, &str); 3] = [
-    ("smollm2", "smollm2"),
-    ("internvl3-1b", "synthetic:internvl3-1b"),
-    ("qwen2.5-vl-3b", "synthetic:qwen2_5_vl-tiny"),
+/// The models that the pages call by name, what stands for them, and what `ci` asks instead: it has the true sizes by the
+/// pipeline of a hub.
+const NAMED: [(&str, &str, &str); 3] = [
+    ("smollm2", "smollm2", "smollm2"),
+    ("internvl3-1b", MODEL, "synthetic:internvl3-tiny"),
+    ("qwen2.5-vl-3b", "synthetic:qwen2_5_vl-tiny", "synthetic:qwen2_5_vl-tiny"),
 ];
 
 /// The page that goes on where the README ends; of its commands those of an installed smelt.
@@ -85,19 +86,19 @@ impl Walker {
         }
     }
 
-    /// Of the pictures that a command becomes, those that he shows: `ci` shows all to the pipeline of a hub, and to the same
-    /// model, called by its name, one.  Random weights speak until their context is full, which `ci` does not wait for.
-    fn asks(self, mut commands: Vec<String>) -> Vec<String> {
-        if self == Self::Reader {
-            return commands;
-        }
-        let is_by_name = |command: &String| command.contains(&format!(" {MODEL} "));
-        if commands.first().is_some_and(is_by_name) {
-            commands.truncate(1);
-        }
-        let speaks = |command: &&mut String| command.contains(" chat ") && command.contains(RANDOM);
-        commands.iter_mut().filter(speaks).for_each(|command| *command += FEW_TOKENS);
-        commands
+    /// What stands for a model that the pages call by this name.
+    fn shown(self, word: &str) -> Option<&'static str> {
+        let (_, reader, ci) = NAMED.iter().find(|(name, ..)| *name == word)?;
+        Some(match self {
+            Self::Reader => reader,
+            Self::Ci => ci,
+        })
+    }
+
+    /// Random weights speak until their context is full, which `ci` does not wait for.
+    fn asks(self, command: String) -> String {
+        let speaks = command.contains(" chat ") && command.contains(RANDOM);
+        if self == Self::Ci && speaks { command + FEW_TOKENS } else { command }
     }
 }
 
@@ -119,9 +120,9 @@ pub(crate) fn run(walker: Walker) -> Result<()> {
     for step in steps {
         let is_hub = of_a_hub(&step.command)?;
         let begin_s = children_cpu_s()?;
-        let command = walker.says(&by_name(&step.command, &folder));
-        for command in walker.asks(here(&command, &folder, is_hub)) {
-            follow(&command, walker, step.expect.as_deref(), &folder)?;
+        let command = walker.says(&by_name(walker, &step.command, &folder));
+        for command in here(&command, &folder, is_hub) {
+            follow(&walker.asks(command), walker, step.expect.as_deref(), &folder)?;
         }
         vlm_s += if is_hub { children_cpu_s()? - begin_s } else { 0 };
     }
@@ -169,13 +170,12 @@ fn of_a_hub(command: &str) -> Result<bool> {
 
 /// What `command` becomes that names a model and no pipeline: of one that only a hub has random weights.  A pipeline is
 /// written where the walk ends with it.
-fn by_name(command: &str, folder: &Path) -> String {
+fn by_name(walker: Walker, command: &str, folder: &Path) -> String {
     let words: Vec<&str> = command.split(' ').collect();
-    let known = |word: &str| NAMED.iter().find(|(name, _)| *name == word);
-    let shown = words.iter().map(|word| known(word).map_or(*word, |(_, instead)| instead));
+    let shown = words.iter().map(|word| walker.shown(word).unwrap_or(word));
     let shown = shown.collect::<Vec<_>>().join(" ");
     match words[..] {
-        [_, "build", model] if known(model).is_some() => {
+        [_, "build", model] if walker.shown(model).is_some() => {
             format!("{shown} --out {}", folder.join(format!("{model}.toml")).display())
         }
         _ => shown,
@@ -249,7 +249,9 @@ mod tests {
     #[test]
     fn a_model_that_is_called_by_name_is_made_of_random_weights() {
         let folder = Path::new("/x");
-        let check = |command: &str, expect: &str| assert_eq!(by_name(command, folder), expect);
+        let check = |command: &str, expect: &str| {
+            assert_eq!(by_name(Walker::Reader, command, folder), expect);
+        };
         check("smelt fit internvl3-1b", "smelt fit synthetic:internvl3-1b");
         check(
             "smelt build internvl3-1b",
@@ -262,6 +264,8 @@ mod tests {
             "smelt plan pipelines/internvl3-1b-int8.toml",
         );
         check("cargo build --release", "cargo build --release");
+        let of_ci = by_name(Walker::Ci, "smelt fit internvl3-1b", folder);
+        assert_eq!(of_ci, "smelt fit synthetic:internvl3-tiny");
     }
 
     #[test]
@@ -281,7 +285,7 @@ mod tests {
     fn the_pages_build_what_they_ask_by_name() {
         let all = pages().unwrap();
         let has = |words: &str| all.iter().any(|step| step.command.contains(words));
-        for (name, _) in NAMED {
+        for (name, ..) in NAMED {
             assert!(has(&format!("smelt chat {name} ")), "{name}");
         }
         assert!(has("smelt build smollm2") && has("smelt fit internvl3-1b") && has("smelt demo"));
@@ -297,16 +301,7 @@ mod tests {
         let first = format!("smelt chat p.toml --image /x/4-3.png \"What?\" --set model={MODEL}");
         assert_eq!(asked[0], first);
         assert_eq!(asked[2].matches("--image /x/4-3.png").count(), SEVERAL);
-        let few = asked.iter().map(|command| format!("{command}{FEW_TOKENS}"));
-        assert_eq!(Walker::Ci.asks(asked.clone()), few.collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn what_a_pipeline_is_shown_ci_does_not_show_again() {
-        let command =
-            by_name("smelt chat internvl3-1b --image photo.jpg \"What?\"", Path::new("/x"));
-        let asked = here(&command, Path::new("/x"), false);
-        assert_eq!(Walker::Ci.asks(asked.clone()), [format!("{}{FEW_TOKENS}", asked[0])]);
-        assert_eq!(Walker::Reader.asks(asked.clone()), asked);
+        assert_eq!(Walker::Ci.asks(first.clone()), format!("{first}{FEW_TOKENS}"));
+        assert_eq!(Walker::Reader.asks(first.clone()), first);
     }
 }

@@ -91,13 +91,13 @@ fn check_visible(world: &World, point: &Point) -> BTreeSet<String> {
 
 #[test]
 fn the_supervisor_killed_at_its_own_system_calls() {
-    sweep("supervisor", &[], 1);
+    sweep("supervisor", &[], 2);
 }
 
 #[test]
 fn whichever_thread_or_process_makes_the_call_first() {
     // Most points are the supervisor's own.
-    sweep("all together", &["-f"], 2);
+    sweep("all together", &["-f"], 4);
 }
 
 /// The stage's own program is run under strace, so that it alone is killed.
