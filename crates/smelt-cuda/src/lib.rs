@@ -17,6 +17,8 @@ pub mod nvrtc;
 pub mod owned;
 #[cfg(any(test, feature = "recording"))]
 pub mod recording;
+mod stopwatch;
+pub mod tactics;
 mod target;
 
 pub use address::DeviceAddress;
@@ -26,4 +28,5 @@ pub use driver::{
     Priority, Stream, cards, open,
 };
 pub use launch::{Arg, Function, Launch, LaunchArgs};
+pub use stopwatch::Stopwatch;
 pub use target::{CudaTarget, Toolkit};

@@ -21,11 +21,11 @@ use smelt_cuda::graph::CudaGraph;
 use smelt_cuda::kernels::form::{ScaleKind, WeightForm, WeightPart};
 use smelt_cuda::kernels::layout::{STRIP_ROWS, padded_columns, padded_rows, part_bytes};
 use smelt_cuda::kernels::page::HeadShape;
-use smelt_cuda::kernels::product::{self, Activations, DeviceWeight, ProductShape, default_shape};
+use smelt_cuda::kernels::product::{ProductShape, default_shape};
 use smelt_cuda::kernels::source::{KernelSet, graph_source, source};
 use smelt_cuda::nvrtc::{Source, compile};
-use smelt_cuda::owned::{DeviceBuffer, OwnedModule, OwnedStream};
-use smelt_cuda::{CudaTarget, DeviceAddress, Driver, Launch, Priority};
+use smelt_cuda::tactics::ProductSize;
+use smelt_cuda::{CudaTarget, Driver, Stopwatch};
 use smelt_engine_build::graph;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
@@ -177,7 +177,9 @@ fn write(dir: &Path, kernels: &Path, name: &str) -> Outcome<()> {
     }
     writer.floats("norm", &vec![SHARP; sizes.hidden])?;
     let image = fs::read(kernels)?;
-    writer.writer.finish(sizes, KernelImage { target: TARGET, image: &image, int8: None })?;
+    writer
+        .writer
+        .finish(sizes, KernelImage { target: TARGET, image: &image, int8: None, tactics: None })?;
     Ok(())
 }
 
@@ -299,106 +301,30 @@ fn tell(form: &str, figure: &str, value: f64, unit: &str) {
     println!("{}", json!({ "form": form, "figure": figure, "value": value, "unit": unit }));
 }
 
-/// A product of the model that no cache holds: a weight for each layer, of any numbers, and room for what goes in and out.
-struct Trial<'a> {
-    driver: &'a Arc<dyn Driver>,
-    module: &'a OwnedModule,
-    stream: &'a OwnedStream,
-    room: &'a DeviceBuffer,
-    form: WeightForm,
-}
-
-impl Trial<'_> {
-    /// Seconds of one product by this kernel; the median of some rounds over all layers.
-    fn time(
-        &self,
-        rows: usize,
-        columns: usize,
-        tokens: usize,
-        shape: ProductShape,
-    ) -> Outcome<f64> {
-        let layers = if rows > 100_000 { 2 } else { 28 };
-        let strips = padded_rows(rows) / STRIP_ROWS;
-        let mut at = self.room.address();
-        let mut take = |bytes: usize| {
-            let own = at;
-            at = at.offset(bytes.next_multiple_of(256) as u64);
-            own
-        };
-        let halves = take(columns * tokens.next_multiple_of(8) * 2);
-        let out = take(rows * tokens * 4);
-        let x = Activations { halves, sums: DeviceAddress::NULL, tokens: tokens as u32 };
-        let outcome = product::Outcome::Store { out, stride: rows as u32 };
-        let launches: Vec<Launch> = (0..layers)
-            .map(|_| {
-                let mut place = |part| {
-                    let is_kept = self.form.parts().contains(&part);
-                    let bytes = part_bytes(self.form, part, padded_columns(columns)) * strips;
-                    if is_kept { take(bytes) } else { DeviceAddress::NULL }
-                };
-                let weight = DeviceWeight {
-                    form: self.form,
-                    rows: rows as u32,
-                    columns: padded_columns(columns) as u32,
-                    levels: place(WeightPart::Levels),
-                    scales: place(WeightPart::Scales),
-                    zeros: DeviceAddress::NULL,
-                    mins: DeviceAddress::NULL,
-                    spans: DeviceAddress::NULL,
-                    min_spans: DeviceAddress::NULL,
-                    row_scales: place(WeightPart::RowScales),
-                };
-                product::product(&weight, DeviceAddress::NULL, x, outcome, shape)
-            })
-            .collect();
-        let put =
-            |stream| launches.iter().try_for_each(|launch| self.module.launch(stream, launch));
-        let graph = self.stream.capture(put)?;
-        let mut took = Vec::new();
-        for _ in 0..9 {
-            self.stream.synchronize()?;
-            let begin = Instant::now();
-            graph.launch(self.stream.id())?;
-            self.stream.synchronize()?;
-            took.push(begin.elapsed());
-        }
-        Ok(median(took) / layers as f64)
-    }
-}
-
 /// Microseconds of every kernel for each product of the model, for some numbers of tokens.
 fn shapes(dir: &Path) -> Outcome<()> {
     let driver: Arc<dyn Driver> = smelt_cuda::open(0)?;
-    let stream = OwnedStream::new(&driver, Priority::High)?;
-    let room = DeviceBuffer::new(&driver, 4 << 30)?;
-    driver.memset(stream.id(), room.address(), 0x2c, room.bytes())?;
     for name in FORMS {
-        let module = OwnedModule::new(&driver, &fs::read(cubin(dir, name))?)?;
+        let stopwatch = Stopwatch::new(&driver, &fs::read(cubin(dir, name))?)?;
         let form = WeightForm::parse(name).ok_or("a form that is none")?;
-        let (driver, module, stream, room) = (&driver, &module, &stream, &room);
-        let trial = Trial { driver, module, stream, room, form };
         for (rows, columns) in
             [(4096, 2048), (2048, 2048), (12_288, 2048), (2048, 6144), (151_936, 2048)]
         {
+            let size = ProductSize { form, rows, columns };
             for tokens in [1, 8, 16, 32, 64, 128, 356, 512, 2048] {
                 if rows > 100_000 && tokens > 32 {
                     continue;
                 }
-                let usual = default_shape(
-                    form,
-                    rows as u32,
-                    tokens as u32,
-                    trial.driver.card().multiprocessors,
-                );
+                let usual = default_shape(form, rows, tokens, driver.card().multiprocessors);
                 let mut told = Vec::new();
                 for shape in ProductShape::all(form) {
-                    if shape.takes(tokens as u32)
+                    if shape.takes(tokens)
                         && !shape.norms()
                         && (tokens <= 64 || matches!(shape, ProductShape::Many(_)))
+                        && let Some(seconds) = stopwatch.time(size, tokens, shape)?
                     {
-                        let micros = trial.time(rows, columns, tokens, shape)? * 1e6;
                         let mark = if shape == usual { "*" } else { "" };
-                        told.push(format!("{mark}{shape} {micros:.1}"));
+                        told.push(format!("{mark}{shape} {:.1}", seconds * 1e6));
                     }
                 }
                 println!("{name} {rows}x{columns} for {tokens}: {}", told.join(", "));

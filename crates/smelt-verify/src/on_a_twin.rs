@@ -57,7 +57,12 @@ impl Made {
         let options = Options::plain(scheme);
         quantize::quantize(&plain, &options, &made.path("packed"), &mut |_| {}).unwrap();
         let packed = made.checkpoint("packed");
-        let kernels = KernelImage { target: CudaTarget::Sm90, image: b"none", int8: Some(b"none") };
+        let kernels = KernelImage {
+            target: CudaTarget::Sm90,
+            image: b"none",
+            int8: Some(b"none"),
+            tactics: None,
+        };
         let engine = made.path("engine");
         llm::build_for_card(&packed, LIMITS, kernels, &engine, &mut |_| {}).unwrap();
         made

@@ -84,13 +84,20 @@ fn several_cards_serve_and_each_is_named_once() {
 }
 
 #[test]
-fn what_has_no_target_for_gpus_yet_says_so_where_the_pipeline_is_read() {
-    let tune = "\n[stage.tune]\nkind = \"tune\"\ntarget = \"cuda-sm87\"\n";
-    let world = World::new(&format!("{}{tune}", random(DEMO)));
-    let ended = world.smelt(&["plan", "p.toml"]);
-    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
-    let words = "\"target\": \"cuda-sm87\" is not there yet";
-    assert!(ended.stderr.contains(words), "{}", ended.stderr);
+fn a_gpu_is_tuned_for_a_checkpoint_where_it_is() {
+    let check = |fields: &str, expect: (i32, &str)| {
+        let tune = format!("\n[stage.tune]\nkind = \"tune\"\n{fields}");
+        let world = World::new(&format!("{}{tune}", random(DEMO)));
+        let ended = world.smelt(&["run", "p.toml", "--only", "tune"]);
+        assert_eq!(ended.code, Some(expect.0), "{}", ended.stderr);
+        assert!(ended.stderr.contains(expect.1), "{}", ended.stderr);
+    };
+    // No machine of these tests has a board's GPU.
+    check("target = \"cuda-sm87\"\ncheckpoint = \"checkpoint\"\n", (5, ""));
+    check("target = \"cuda-sm87\"\n", (3, "name its \"checkpoint\""));
+    check("checkpoint = \"checkpoint\"\n", (3, "name its \"target\""));
+    let processors = "target = \"cpu\"\ncheckpoint = \"checkpoint\"\n";
+    check(processors, (3, "leave out \"checkpoint\""));
 }
 
 #[test]

@@ -17,6 +17,7 @@ use smelt_tensor::decoder::check_sizes;
 use crate::CudaTarget;
 use crate::driver::{HostBytes, map_file};
 use crate::kernels::page::HeadShape;
+use crate::tactics::CardTactics;
 
 /// The file that holds the weights.
 pub const WEIGHTS_FILE: &str = "weights.bin";
@@ -119,6 +120,9 @@ struct Manifest {
     /// Those that keep keys and values as bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     kernels_int8: Option<KernelsEntry>,
+    /// Which kernels are fastest, and on which card.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tactics: Option<CardTactics>,
     weights: WeightsEntry,
     tensors: Vec<TensorEntry>,
 }
@@ -164,6 +168,8 @@ pub struct KernelImage<'a> {
     pub image: &'a [u8],
     /// That of what keeps keys and values as bytes, or reads such; without it the engine keeps them as halves alone.
     pub int8: Option<&'a [u8]>,
+    /// Which of them are fastest on a card, where that was found out.
+    pub tactics: Option<&'a CardTactics>,
 }
 
 impl KernelImage<'_> {
@@ -258,6 +264,7 @@ impl DecoderWriter {
             engine,
             kernels: own,
             kernels_int8: int8,
+            tactics: kernels.tactics.cloned(),
             weights: WeightsEntry { bytes: self.at, sha256: files::hex(&self.hash.finalize()) },
             tensors: self.tensors,
         };
@@ -289,6 +296,7 @@ pub(super) struct DecoderDir {
     /// The kernels, whose digest was compared, and those that keep keys and values as bytes.
     pub(super) kernels: Vec<u8>,
     pub(super) kernels_int8: Option<Vec<u8>>,
+    pub(super) tactics: Option<CardTactics>,
     tensors: BTreeMap<String, TensorEntry>,
     sha256: String,
     weights: File,
@@ -304,6 +312,7 @@ impl DecoderDir {
         let manifest = read_manifest(dir)?;
         let damaged = |problem| OpenError::Damaged { path: dir.join(ENGINE_FILE), problem };
         manifest.engine.check().map_err(damaged)?;
+        manifest.tactics.as_ref().map(CardTactics::table).transpose().map_err(damaged)?;
         let target = CudaTarget::parse(&manifest.target)
             .ok_or_else(|| damaged(format!("target {:?} is no card's", manifest.target)))?;
         let kernels = read_kernels(dir, &manifest.kernels)?;
@@ -317,6 +326,7 @@ impl DecoderDir {
             layout: manifest.kernels.layout,
             kernels,
             kernels_int8: int8.transpose()?,
+            tactics: manifest.tactics,
             tensors,
             sha256: manifest.weights.sha256,
             weights,
@@ -498,7 +508,12 @@ mod tests {
         writer.write(&[4]).unwrap();
         writer.begin("b", "f32", &[1]).unwrap();
         writer.write(&[5; 4]).unwrap();
-        let kernels = KernelImage { target: CudaTarget::Sm90, image: b"elf", int8: Some(b"elf8") };
+        let kernels = KernelImage {
+            target: CudaTarget::Sm90,
+            image: b"elf",
+            int8: Some(b"elf8"),
+            tactics: None,
+        };
         writer.finish(sizes(), kernels).unwrap();
     }
 

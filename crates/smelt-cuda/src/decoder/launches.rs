@@ -8,7 +8,7 @@ use super::inputs::{Places, RUN_WORDS, Shape};
 use super::model::{Layer, Linear, Model};
 use crate::kernels::attention::{self, Attend, Partials};
 use crate::kernels::layout::activation_len;
-use crate::kernels::product::{self, Activations, Outcome, ProductShape, State, default_shape};
+use crate::kernels::product::{self, Activations, Outcome, ProductShape, State};
 use crate::kernels::rows::{
     self, LayerPages, Norm, NumberKind, Reorder, Rotate, Rotations, Scatter,
 };
@@ -175,7 +175,7 @@ impl Pass<'_> {
         }
         let sums = if group.is_some() { self.buffers.sums } else { DeviceAddress::NULL };
         let x = Activations { halves: halves_own, sums, tokens: rows };
-        let shape = default_shape(weight.form, weight.rows, rows, self.multiprocessors);
+        let shape = self.model.shape(weight, rows, self.multiprocessors);
         self.launch(product::product(weight, linear.bias, x, outcome, shape));
     }
 
@@ -186,7 +186,7 @@ impl Pass<'_> {
         }
         let shape = |linear: &Linear| {
             let Linear { weight, order: None, .. } = linear else { return None };
-            product::shape_of_state(weight.form, weight.rows, weight.columns, self.multiprocessors)
+            self.model.shape_of_state(weight, self.multiprocessors)
         };
         linears.map(shape).collect()
     }

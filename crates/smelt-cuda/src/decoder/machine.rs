@@ -106,6 +106,11 @@ impl Machine {
         })
     }
 
+    /// Why tactics are not followed, if there are some and they are not.
+    pub(super) fn untuned(&self) -> Option<&str> {
+        self.model.untuned.as_deref()
+    }
+
     /// From now on steps are timed.
     pub(super) fn time_steps(&mut self) -> Result<(), DriverError> {
         self.marks = Some([OwnedEvent::new(&self.driver)?, OwnedEvent::new(&self.driver)?]);

@@ -380,6 +380,10 @@ impl Decoder for CudaDecoder {
     fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
         self.dir.verify_digest(told)
     }
+
+    fn untuned(&self) -> Option<&str> {
+        self.machine.untuned()
+    }
 }
 
 impl CudaDecoder {

@@ -14,8 +14,9 @@ use crate::driver::{Driver, Stream};
 use crate::kernels::form::{WeightForm, WeightPart};
 use crate::kernels::layout::{STRIP_ROWS, padded_columns, padded_rows, part_bytes};
 use crate::kernels::page::HeadShape;
-use crate::kernels::product::{DeviceWeight, fits};
+use crate::kernels::product::{DeviceWeight, ProductShape, fits};
 use crate::kernels::rows::Heads;
+use crate::tactics::{ProductSize, ShapeTable, TunedCard};
 
 /// The form of tensors that are plain f32.
 const FLOATS: &str = "f32";
@@ -77,6 +78,10 @@ pub(super) struct Model {
     pub(super) norm: DeviceAddress,
     pub(super) head: Linear,
     pub(super) rotary: Rotary,
+    /// Which kernels multiply.
+    shapes: ShapeTable,
+    /// Why it does not follow the tactics that it was built with, if so.
+    pub(super) untuned: Option<String>,
     /// What all the addresses are in.
     _weights: Weights,
 }
@@ -116,7 +121,42 @@ impl Model {
         let shape = HeadShape { dim: sizes.head_dim, kind };
         let (queries, keys) = (sizes.heads as u32, sizes.kv_heads as u32);
         let heads = Heads { queries, keys, shape };
-        Ok(Self { sizes, heads, embedding, layers, norm, head, rotary, _weights: weights })
+        let here = TunedCard::of(driver.card(), dir.target);
+        let untuned = dir.tactics.as_ref().and_then(|tactics| tactics.unlike(&here));
+        let tactics = dir.tactics.as_ref().filter(|_| untuned.is_none());
+        let shapes = tactics.map(|tactics| tactics.table().map_err(|why| dir.damaged(why)));
+        let shapes = shapes.transpose()?.unwrap_or_default();
+        Ok(Self {
+            sizes,
+            heads,
+            embedding,
+            layers,
+            norm,
+            head,
+            rotary,
+            shapes,
+            untuned,
+            _weights: weights,
+        })
+    }
+
+    /// The kernel for a product of so many tokens, on a card of so many multiprocessors.
+    pub(super) fn shape(
+        &self,
+        weight: &DeviceWeight,
+        tokens: u32,
+        multiprocessors: u32,
+    ) -> ProductShape {
+        self.shapes.shape(size(weight), tokens, multiprocessors)
+    }
+
+    /// The same of one that norms the state of one token itself; nothing where none does.
+    pub(super) fn shape_of_state(
+        &self,
+        weight: &DeviceWeight,
+        multiprocessors: u32,
+    ) -> Option<ProductShape> {
+        self.shapes.of_state(size(weight), multiprocessors)
     }
 
     /// Query heads that share a key head.
@@ -152,6 +192,10 @@ impl Model {
         });
         layers.chain([&self.head])
     }
+}
+
+fn size(&DeviceWeight { form, rows, columns, .. }: &DeviceWeight) -> ProductSize {
+    ProductSize { form, rows, columns }
 }
 
 /// Looks for tensors.

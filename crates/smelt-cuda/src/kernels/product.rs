@@ -109,7 +109,12 @@ impl ProductShape {
             || has_many_scales && self == many(2, 8, 3);
         // Sums of groups are made of activations that a launch before has written.
         let lacks_sums = form.has_mins && self.norms();
-        self.shared_bytes(form, COLUMN_ALIGN as u32) <= SHARED_BYTES_MAX && !is_wide && !lacks_sums
+        self.has_room(form, COLUMN_ALIGN as u32) && !is_wide && !lacks_sums
+    }
+
+    /// Whether a block that multiplies so many columns has the shared memory.
+    pub(crate) fn has_room(self, form: WeightForm, columns: u32) -> bool {
+        self.shared_bytes(form, columns) <= SHARED_BYTES_MAX
     }
 
     /// The word for it: the tokens or the block, and how it is cut.
@@ -495,7 +500,7 @@ pub fn shape_of_state(
     let wanted = few_tokens(form, rows, multiprocessors);
     let names: Vec<String> = wanted.iter().map(|name| name.replace("f8_", "n1_")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    first_of(form, &names).filter(|shape| shape.shared_bytes(form, columns) <= SHARED_BYTES_MAX)
+    first_of(form, &names).filter(|shape| shape.has_room(form, columns))
 }
 
 /// The first of these shapes that a form has.

@@ -11,10 +11,11 @@ use std::path::Path;
 use smelt_backend::{KvType, Limits};
 use smelt_cuda::decoder::{DecoderFile, DecoderWriter, KernelImage};
 use smelt_cuda::kernels::form::{WeightForm, WeightPart};
-use smelt_cuda::kernels::layout::{STRIP_ROWS, padded_rows};
+use smelt_cuda::kernels::layout::{STRIP_ROWS, padded_columns, padded_rows};
 use smelt_cuda::kernels::pack::{Strip, interleaved, pack_strip};
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::source::KernelSet;
+use smelt_cuda::tactics::ProductSize;
 use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 use smelt_model::decoder::{Decoder, EMBEDDING, LM_HEAD};
 
@@ -97,6 +98,26 @@ pub fn kernel_set(checkpoint: &Checkpoint, kv: KvType) -> Result<KernelSet, Chec
     }
     let head = HeadShape { dim: llm.head_dim, kind: kv };
     Ok(KernelSet { forms: forms.into_iter().collect(), head })
+}
+
+/// The products that an engine of `checkpoint` for GPUs multiplies, each size once.
+///
+/// # Errors
+/// As [`kernel_set`].
+pub fn products(checkpoint: &Checkpoint) -> Result<BTreeSet<ProductSize>, CheckpointError> {
+    let llm = checkpoint.decoder()?;
+    let mut sizes = BTreeSet::new();
+    for (name, what) in names(checkpoint, llm)? {
+        // Rows of an embedding are looked up, but where it is the head, too.
+        let is_multiplied = name != "embedding" || !checkpoint.has_lm_head();
+        let weight = what.weight(checkpoint)?.filter(|_| is_multiplied);
+        sizes.extend(weight.map(|weight| ProductSize {
+            form: weight.form(),
+            rows: weight.rows() as u32,
+            columns: padded_columns(weight.columns()) as u32,
+        }));
+    }
+    Ok(sizes)
 }
 
 /// What a tensor of the engine is made of, before anything is read.

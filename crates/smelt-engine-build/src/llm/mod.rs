@@ -12,7 +12,8 @@ use smelt_model::checkpoint::{Checkpoint, CheckpointError};
 
 pub use build::{build, build_with};
 pub use card::{
-    OtherNumbers, build_for_card, compare_for_card, kernel_set, size_for_card, unlike_for_card,
+    OtherNumbers, build_for_card, compare_for_card, kernel_set, products, size_for_card,
+    unlike_for_card,
 };
 pub use pack::{Unpacked, unpacked};
 pub use size::{LlmSize, size};

@@ -52,7 +52,7 @@ fn write(checkpoint: &Checkpoint, name: &str, cases: &Value) {
     let set = llm::kernel_set(checkpoint, KvType::F16).unwrap();
     let bytes = HeadShape { kind: KvType::Int8, ..set.head };
     let (image, int8) = (compiled(&set), compiled(&KernelSet { forms: Vec::new(), head: bytes }));
-    let kernels = KernelImage { target: TARGET, image: &image, int8: Some(&int8) };
+    let kernels = KernelImage { target: TARGET, image: &image, int8: Some(&int8), tactics: None };
     let dir = engines().join(name);
     llm::build_for_card(checkpoint, LIMITS, kernels, &dir, &mut |_| {}).unwrap();
     fs::write(dir.join(CASES), cases.to_string()).unwrap();

@@ -10,6 +10,7 @@ use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::source::KernelSet;
 use smelt_cuda::kernels::twin;
 use smelt_cuda::recording::{RecordingDriver, card};
+use smelt_cuda::tactics::CardTactics;
 use smelt_cuda::{CudaTarget, Driver, Sm};
 use smelt_engine_build::llm::{self, Limits};
 use smelt_model::checkpoint::Checkpoint;
@@ -30,10 +31,20 @@ pub(super) fn packed(model: &str, scheme: Scheme, dir: &Path) -> Checkpoint {
 
 /// An engine of a checkpoint for the device that needs no GPU, which loads any kernels.
 pub(super) fn engine(checkpoint: &Checkpoint, limits: Limits, dir: &Path) -> PathBuf {
-    let kernels = KernelImage { target: CudaTarget::Sm90, image: b"none", int8: Some(b"none") };
-    let engine = dir.join("cuda");
-    llm::build_for_card(checkpoint, limits, kernels, &engine, &mut |_| {}).unwrap();
-    engine
+    tuned_engine(checkpoint, limits, &dir.join("cuda"), None)
+}
+
+/// The same, built with tactics, in `engine`.
+pub(super) fn tuned_engine(
+    checkpoint: &Checkpoint,
+    limits: Limits,
+    engine: &Path,
+    tactics: Option<&CardTactics>,
+) -> PathBuf {
+    let (image, int8) = (b"none", Some(&b"none"[..]));
+    let kernels = KernelImage { target: CudaTarget::Sm90, image, int8, tactics };
+    llm::build_for_card(checkpoint, limits, kernels, engine, &mut |_| {}).unwrap();
+    engine.to_owned()
 }
 
 /// A device that needs no GPU and knows every kernel for heads of `dim` numbers.

@@ -1,5 +1,6 @@
 //! Tries the decoder for GPUs against the contract of engines, on a device that needs none.
 
+use std::convert::Infallible;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use smelt_cuda::decoder::{CudaDecoder, KernelImage, WeightsPlace};
 use smelt_cuda::driver::Driver;
 use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::recording::{Held, RecordingDriver};
+use smelt_cuda::tactics::{CardTactics, TunedCard};
 use smelt_engine_build::llm::{self, Limits};
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::quantize::Scheme;
@@ -96,7 +98,8 @@ fn wide_heads(dir: &Path) -> Checkpoint {
 fn heads_that_no_kernel_takes_become_no_engine() {
     let dir = TempDir::new().unwrap();
     let checkpoint = wide_heads(dir.path());
-    let kernels = KernelImage { target: CudaTarget::Sm90, image: b"none", int8: None };
+    let kernels =
+        KernelImage { target: CudaTarget::Sm90, image: b"none", int8: None, tactics: None };
     let engine = dir.path().join("cuda");
     let refused = llm::build_for_card(&checkpoint, LIMITS, kernels, &engine, &mut |_| {});
     let told = refused.unwrap_err().to_string();
@@ -175,6 +178,45 @@ fn weights_that_stay_in_their_file_are_the_same_weights() {
     let (uploaded, registered) = (logits(WeightsPlace::Uploaded), logits(WeightsPlace::Registered));
     assert!(uploaded.0 == registered.0);
     assert!(uploaded.1 > registered.1, "they take no memory of the device");
+}
+
+#[test]
+fn tactics_change_kernels_and_no_bit() {
+    let dir = TempDir::new().unwrap();
+    let checkpoint = made::packed("internvl3-tiny", Scheme::Int4G32, dir.path());
+    let dim = checkpoint.decoder().unwrap().head_dim;
+    let sizes: Vec<_> = llm::products(&checkpoint).unwrap().into_iter().collect();
+    let here = TunedCard::of(made::device(dim, 1 << 30, false).card(), CudaTarget::Sm90);
+    // Each kernel is said to be faster than the one before it.
+    let mut timed = 0.0;
+    let mut time = |_, _, _| {
+        timed += 1.0;
+        Ok::<_, Infallible>(Some(1.0 / timed))
+    };
+    let tactics = CardTactics::tune(here, &sizes, &mut time).unwrap();
+    let mut elsewhere = tactics.clone();
+    elsewhere.card.name = "another card".to_owned();
+    let answered = |tactics: Option<&CardTactics>| {
+        let engine = made::tuned_engine(&checkpoint, LIMITS, &dir.path().join("cuda"), tactics);
+        let mut on = OnTwin::open(&engine, dim, KvOptions::default());
+        let mut logits = Vec::new();
+        let prompt: Vec<u32> = (1..40).collect();
+        for tokens in [&prompt[..], &[7], &[8, 9]] {
+            let run = SlotInput::new(0, tokens).showing(LogitRows::All);
+            logits.extend(on.decoder.step(&[run]).unwrap().remove(0).logits);
+        }
+        let launches = on.device.calls().into_iter().filter_map(|call| call.launch);
+        let kernels: Vec<_> = launches.map(|launch| launch.function).collect();
+        (logits, kernels, on.decoder.untuned().map(str::to_owned))
+    };
+    let plain = answered(None);
+    let (logits, kernels, untuned) = answered(Some(&tactics));
+    assert!(logits == plain.0, "to the bit");
+    assert_ne!(kernels, plain.1);
+    assert_eq!((untuned, &plain.2), (None, &None));
+    let (logits, kernels, untuned) = answered(Some(&elsewhere));
+    assert!(logits == plain.0 && kernels == plain.1);
+    assert!(untuned.unwrap().contains("for a card of the name another card"));
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use super::definition::{Absent, Definition, Field, Takes, field};
-use super::words::{DecoderBackend, EngineTarget, only_processors};
-use super::{BACKEND, IMPLIED_TARGET, TARGET};
+use super::words::{DecoderBackend, EngineTarget, made_with};
+use super::{ANY_CHECKPOINT, BACKEND, IMPLIED_TARGET, TARGET};
 
 /// The params of a stage.
 #[derive(Debug, Clone, Deserialize)]
@@ -12,12 +12,13 @@ use super::{BACKEND, IMPLIED_TARGET, TARGET};
 pub struct Tune {
     /// Whose tactics are looked for.
     pub backend: DecoderBackend,
-    /// What runs the engines: processors alone, so far.
+    /// What runs the engines.
     pub target: EngineTarget,
 }
 
-/// What it finds depends on the machine alone.
+/// What it finds depends on the machine alone; of a card also on the products, which are those of a checkpoint.
 const FIELDS: &[Field] = &[
+    field("checkpoint", ANY_CHECKPOINT, Absent::Nothing),
     field(
         BACKEND,
         Takes::Choice(DecoderBackend::WORDS),
@@ -29,6 +30,10 @@ const FIELDS: &[Field] = &[
 pub(super) const KIND: Definition = Definition {
     is_reproducible: Some(false),
     implied: &[IMPLIED_TARGET],
-    conflict: |params| only_processors(params, "tactics are those of processors"),
+    made_with,
+    fault: |is_given| {
+        let is_alone = is_given("checkpoint") && !is_given(TARGET);
+        is_alone.then_some("\"checkpoint\" says what a GPU multiplies; name its \"target\"")
+    },
     ..Definition::new("tune", 1, FIELDS)
 };

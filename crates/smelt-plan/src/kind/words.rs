@@ -108,13 +108,6 @@ pub(super) fn made_with(params: &Values) -> &'static [(&'static str, &'static st
     param::<EngineTarget>(params, TARGET).map_or(&[], EngineTarget::made_with)
 }
 
-/// The refusal of a target that is not the processors'; `why` says what is so.
-pub(super) fn only_processors(params: &Values, why: &str) -> Option<(String, String)> {
-    let target: EngineTarget = param(params, TARGET)?;
-    let message = || format!("\"target\": \"{}\" is not there yet: {why} alone", target.word());
-    (target != EngineTarget::Cpu).then(|| (TARGET.to_owned(), message()))
-}
-
 /// All params of a stage by their types, for `T` the params of its kind.
 ///
 /// # Errors

@@ -22,8 +22,8 @@ fn not_compiled(error: CompileError) -> Failed {
     Failed::new(exit, error)
 }
 
-/// The refusal of tactics for an engine that no processor runs.
+/// The refusal of tactics for a graph that no processor runs.
 pub(super) fn no_tactics() -> Failed {
-    let why = "\"tactics\" are those of processors; leave them out of an engine for GPUs";
+    let why = "\"tactics\" of GPUs are those of decoders; leave them out of the engine of a graph";
     Failed::new(Exit::BadPipeline, why)
 }

@@ -21,13 +21,12 @@ fn run(request: &Request) -> Result<(), Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let params: LlmEngineBuild = request.typed()?;
     let limits = Limits { max_seq_len: params.max_seq_len, max_slots: params.max_slots };
-    let tactics = request.tactics()?;
     match (params.backend, CudaTarget::parse(params.target.word())) {
         (DecoderBackend::Native, None) => {
+            let tactics = request.tactics()?;
             let built = llm::build_with(&checkpoint, limits, tactics, &request.out, &mut say);
             built.map_err(Failed::model)
         }
-        (DecoderBackend::Native, Some(_)) if tactics.is_some() => Err(kernels::no_tactics()),
         (DecoderBackend::Native, Some(target)) => for_card(&checkpoint, limits, target, request),
     }
 }
@@ -39,17 +38,19 @@ fn for_card(
     target: CudaTarget,
     request: &Request,
 ) -> Result<(), Failed> {
+    let tactics = request.card_tactics()?;
     let set = llm::kernel_set(checkpoint, KvType::F16).map_err(Failed::model)?;
-    say(&format!("compiling kernels for {}", target.sm()));
     let bytes = HeadShape { kind: KvType::Int8, ..set.head };
     let image = compiled(&set, target)?;
     let int8 = compiled(&KernelSet { forms: Vec::new(), head: bytes }, target)?;
-    let kernels = KernelImage { target, image: &image, int8: Some(&int8) };
+    let kernels =
+        KernelImage { target, image: &image, int8: Some(&int8), tactics: tactics.as_ref() };
     let built = llm::build_for_card(checkpoint, limits, kernels, &request.out, &mut say);
     built.map_err(Failed::model)
 }
 
 /// The code of a set of kernels for a card.
-fn compiled(set: &KernelSet, target: CudaTarget) -> Result<Vec<u8>, Failed> {
+pub(super) fn compiled(set: &KernelSet, target: CudaTarget) -> Result<Vec<u8>, Failed> {
+    say(&format!("compiling kernels for {}", target.sm()));
     kernels::compiled("decoder.cu", source(set), target)
 }

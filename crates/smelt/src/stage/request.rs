@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use smelt_cuda::tactics::CardTactics;
 use smelt_engine::tactics::Tactics;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::Kind;
@@ -86,6 +87,12 @@ impl Request {
     /// What a tuned stage found, if the stage names one.
     pub(crate) fn tactics(&self) -> Result<Option<Tactics>, Failed> {
         self.optional_input("tactics").map(Tactics::read).transpose().map_err(Failed::model)
+    }
+
+    /// The same of a card.
+    pub(crate) fn card_tactics(&self) -> Result<Option<CardTactics>, Failed> {
+        let read = self.optional_input("tactics").map(CardTactics::read);
+        read.transpose().map_err(Failed::model)
     }
 
     /// The checkpoint an edge names.

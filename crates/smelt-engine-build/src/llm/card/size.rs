@@ -73,7 +73,8 @@ mod tests {
     /// Bytes of the weights of an engine of `checkpoint`, built.
     fn built(checkpoint: &Checkpoint) -> u64 {
         let out = tempfile::tempdir().unwrap();
-        let kernels = KernelImage { target: CudaTarget::Sm87, image: b"none", int8: None };
+        let kernels =
+            KernelImage { target: CudaTarget::Sm87, image: b"none", int8: None, tactics: None };
         let limits = Limits { max_seq_len: 64, max_slots: 1 };
         build_for_card(checkpoint, limits, kernels, out.path(), &mut |_| {}).unwrap();
         fs::metadata(out.path().join("weights.bin")).unwrap().len()
