@@ -33,6 +33,7 @@ mod routes;
 mod server;
 mod slot_files;
 mod traces;
+mod unread;
 mod upstream;
 
 pub use ask::pixels::DECODING_BYTES;

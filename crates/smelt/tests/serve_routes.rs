@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::world::server::{Answer, DEMO, Server, posted};
+use crate::world::server::{self, Answer, DEMO, Server, posted};
 use crate::world::{World, anywhere, data, until};
 use serde_json::{Value, json};
 
@@ -375,5 +375,33 @@ fn a_key_has_no_more_slots_than_it_may_on_any_route() {
         for _ in 0..3 {
             assert!(!overtakes(&route, "one"), "{}: two slots at once", route.path);
         }
+    }
+}
+
+#[test]
+fn an_answer_before_a_body_was_read_says_that_the_connection_ends() {
+    let server = server(&[]);
+    let head = |path: &str| {
+        format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n"
+        )
+    };
+    // The body comes when the answer has gone out, as it may on a slow line.
+    for path in ["/api/pull", "/nothing", "/health"] {
+        let mut stream = server.connect();
+        stream.write_all(head(path).as_bytes()).unwrap();
+        let answer = server::read(stream);
+        assert!(answer.status >= 400, "{path}: {}", answer.head);
+        assert!(answer.head.contains("connection: close"), "{path}: {}", answer.head);
+    }
+    // What is read to its end is followed by another request.
+    let mut stream = server.connect();
+    let mut answer = [0; 4096];
+    for _ in 0..2 {
+        stream.write_all(head("/tokenize").as_bytes()).unwrap();
+        stream.write_all(b"{}").unwrap();
+        let bytes = stream.read(&mut answer).unwrap();
+        let text = String::from_utf8_lossy(&answer[..bytes]).to_lowercase();
+        assert!(text.starts_with("http/1.1 4") && !text.contains("connection: close"), "{text}");
     }
 }

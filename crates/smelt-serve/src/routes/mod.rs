@@ -49,6 +49,7 @@ use crate::models::{Model, Models, Running};
 use crate::protocols::Protocol;
 use crate::protocols::responses::kept::Kept;
 use crate::traces::{TRACE_RESPONSE, Tracer};
+use crate::unread;
 use slots::Slots;
 
 /// How long a browser may believe what it was told of other origins.
@@ -274,7 +275,9 @@ pub(crate) fn router(shared: Arc<Shared>, doors: Doors) -> Router {
     let router = router
         .layer(middleware::from_fn_with_state(Arc::new(doors.hosts), named))
         .layer(middleware::from_fn(in_own_shape));
-    router.layer(middleware::from_fn_with_state(accounts, account::keep))
+    router
+        .layer(middleware::from_fn_with_state(accounts, account::keep))
+        .layer(middleware::from_fn(unread::closes))
 }
 
 /// Lets pages of these origins ask, and read what they are told.
