@@ -476,18 +476,6 @@ mod tests {
     }
 
     #[test]
-    fn an_encoder_s_memory_is_written_too() {
-        let (line, shape) = line("bert-tiny", None);
-        let [command, name, model, why] = ["m"; 4].map(str::to_owned);
-        let (from, memory) = ("synthetic:bert-tiny".to_owned(), Some("1GiB".to_owned()));
-        let (positions, line) = (BUILT_FOR, &line);
-        let draft = Draft { command, name, model, from, shape, positions, line, memory, why };
-        let pipeline = Pipeline::parse("p.toml", &draft.text(), &Overrides::default()).unwrap();
-        let deployment = pipeline.stages.last().unwrap();
-        assert_eq!(deployment.params["memory"], 1_u64 << 30);
-    }
-
-    #[test]
     fn every_synthetic_model_has_a_pipeline_that_is_read() {
         for name in smelt_model::synthetic::names() {
             let (line, shape) = line(name, None);

@@ -170,7 +170,7 @@ fn an_encoder_keeps_to_the_memory_that_its_pipeline_remembers() {
     let server = Server::of(&world, &["mine.toml"], &[]);
     assert!(until(|| server.get("/health").status == 200));
     drop(server);
-    let less = world.smelt(&["serve", "mine.toml", "--port", "0", "--memory", "4MiB"]);
+    let less = world.smelt(&["serve", "mine.toml", "--addr", "127.0.0.1:0", "--memory", "4MiB"]);
     assert_eq!(less.code, Some(5), "{}", less.stderr);
     assert!(less.stderr.contains("raise --memory"), "{}", less.stderr);
 }
