@@ -1,8 +1,8 @@
 //! Runs every check, in the order that fails fastest, and says how long each took.
 //!
-//! What mostly waits, for servers, their clients and a browser, runs beside the tests, in a process whose output is kept until it
-//! ends: each of the two leaves a core to the other for a third of the time.  What is executed instruction by instruction for
-//! other machines, guests and long sweeps are those of `soak`.
+//! What mostly waits, for servers, their clients and a browser, runs beside the checks behind the tests, in a process whose output
+//! is kept until it ends: each of the two leaves a core to the other for half of the time.  What is executed instruction by
+//! instruction for other machines, guests and long sweeps are those of `soak`.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -40,16 +40,16 @@ const LINTS: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// All tests, without examples, which the lints have checked, and tests in documentation, of which `tidy` allows none.
-const COMPILING: [(&str, &[&str]); 1] =
-    [("compiling", &["test", "--workspace", "--tests", "--locked", "--no-run"])];
-
-/// Steps that need what [`fetch::for_tests`] brings.
+/// Steps that need what [`fetch::for_tests`] brings: all tests, without examples, which the lints have checked, and tests in
+/// documentation, of which `tidy` allows none.
 const TESTS: [(&str, &[&str]); 2] = [
+    ("compiling", &["test", "--workspace", "--tests", "--locked", "--no-run"]),
     ("tests", &["test", "--workspace", "--tests", "--locked", "--no-fail-fast"]),
-    // With examples, features are those of the lints, and what they checked is not checked again.
-    ("docs", &["doc", "--workspace", "--lib", "--bins", "--examples", "--no-deps", "--locked"]),
 ];
+
+/// With examples, features are those of the lints, and what they checked is not checked again.
+const DOCS: [(&str, &[&str]); 1] =
+    [("docs", &["doc", "--workspace", "--lib", "--bins", "--examples", "--no-deps", "--locked"])];
 
 /// What every step of our own depends on.
 const INPUTS: [&str; 8] =
@@ -59,20 +59,18 @@ const INPUTS: [&str; 8] =
 type CheckFn = (&'static str, &'static [&'static str], fn() -> Result<bool>);
 
 /// Checks of our own behind the tests.
-const OWN: [CheckFn; 5] = [
+const OWN: [CheckFn; 6] = [
     ("toolchains", &[], || ran(toolchains::quick())),
     ("onnxruntime", &[], || ran(onnxruntime::run())),
     ("bench cpu", &[], || ran(bench::cpu::run(&["--smoke"]))),
     ("operation", &["docs"], || ran(operation::run())),
     ("walks", &["README.md", "docs"], || ran(walks::run(walks::Walker::Ci))),
-];
-
-/// Those beside them, and beside the tests.
-const BESIDE: [CheckFn; 3] = [
-    ("fleet", &[], fleet::run_in_ci),
-    ("conformance", &[], || ran(conformance::run())),
     ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
 ];
+
+/// Those beside them.
+const BESIDE: [CheckFn; 2] =
+    [("fleet", &[], fleet::run_in_ci), ("conformance", &[], || ran(conformance::run()))];
 
 /// The program that runs, which the tests have built anew at its place.
 const ITSELF: &str = "/proc/self/exe";
@@ -107,7 +105,7 @@ pub(crate) fn run(all: bool) -> Result<()> {
     if all {
         unchanged::forget()?;
     }
-    let (mut times, variables) = thread::scope(|scope| {
+    let mut times = thread::scope(|scope| {
         let coming = scope.spawn(fetch::for_tests);
         let mut times = steps(&LINTS, &[])?;
         times.push(step("boards", || ran(cross::lint()))?);
@@ -115,11 +113,11 @@ pub(crate) fn run(all: bool) -> Result<()> {
         variables.push(("RUST_TEST_THREADS", test_threads().to_string()));
         // It comes while the tests are compiled, and is there before a check asks for it again.
         scope.spawn(fetch::for_checks);
-        times.extend(steps(&COMPILING, &variables)?);
-        anyhow::Ok((times, variables))
+        times.extend(steps(&TESTS, &variables)?);
+        anyhow::Ok(times)
     })?;
     let other = Beside::start()?;
-    let own = own(&variables);
+    let own = own();
     // Whatever came of them: what the others found is told as well, and none is left behind.
     let others = other.end();
     times.extend(own?);
@@ -131,9 +129,9 @@ pub(crate) fn run(all: bool) -> Result<()> {
     Ok(())
 }
 
-/// The tests, and the checks behind them.
-fn own(variables: &[(&str, String)]) -> Result<Vec<Took>> {
-    let mut times = steps(&TESTS, variables)?;
+/// The checks behind the tests.
+fn own() -> Result<Vec<Took>> {
+    let mut times = steps(&DOCS, &[])?;
     times.push(step("tidy", || ran(tidy::run()))?);
     times.extend(checks(&OWN)?);
     Ok(times)
