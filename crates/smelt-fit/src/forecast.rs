@@ -16,8 +16,8 @@ const DECODING_SHARE: f64 = 0.9;
 /// Seconds that the cores wait for each other in a layer, for each token, and how much longer for each core.
 const LAYER_S: f64 = 40e-6;
 const LAYER_CORE_S: f64 = 2.5e-6;
-/// What attention does of products in the time of a hundred of a prompt's in f32: its numbers are read once.
-const ATTENTION_SHARE: f64 = 0.9;
+/// What attention does of products in the time of one of a prompt's in f32, which has what it multiplies with brought anew.
+const ATTENTION_SHARE: f64 = 1.4;
 /// What a tower does of integer products in the time of a hundred of a prompt's, since its attention and norms are in f32.
 const TOWER_SHARE: f64 = 0.48;
 /// Words around a photograph.

@@ -55,7 +55,8 @@ pub struct DecoderOption {
     pub is_integer: bool,
     /// Layers, between which the device's cores wait for each other.
     pub layers: usize,
-    /// Multiplications of a token's queries and scores with each token before it.
+    /// Multiplications of a token's queries and scores with each token before it, and those in whose time its keys and values
+    /// become floats.
     pub attention_products: u64,
     /// Heads of keys and values: so many cores share the attention of one token.
     pub kv_heads: usize,

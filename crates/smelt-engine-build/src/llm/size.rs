@@ -9,6 +9,10 @@ use smelt_model::decoder::{Decoder, EMBEDDING};
 
 use super::pack::{Packed, tensors};
 
+/// Multiplications in whose time a number of a key or a value becomes a float, whichever heads share it: by decoders of which
+/// two and seven heads do.
+const WIDENING: usize = 4;
+
 /// What an engine of a language model takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LlmSize {
@@ -20,7 +24,8 @@ pub struct LlmSize {
     pub prompt_products: u64,
     /// Layers, between which the processor's cores wait for each other.
     pub layers: usize,
-    /// Multiplications of a token's queries and scores with each token before it.
+    /// Multiplications of a token's queries and scores with each token before it, and those in whose time its keys and values
+    /// become floats.
     pub attention_products: u64,
     /// Heads of keys and values: so many cores share the attention of one token.
     pub kv_heads: usize,
@@ -51,7 +56,8 @@ impl LlmSize {
             step_bytes,
             prompt_products: (llm.layers * layer) as u64,
             layers: llm.layers,
-            attention_products: (llm.layers * 2 * llm.q_width()) as u64,
+            attention_products: (llm.layers * 2 * (llm.q_width() + WIDENING * llm.kv_width()))
+                as u64,
             kv_heads: llm.kv_heads,
         }
     }
