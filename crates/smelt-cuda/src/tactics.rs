@@ -312,6 +312,10 @@ mod tests {
         TunedCard::of(&recording::card(Sm(90), 8 << 30, false), CudaTarget::Sm90)
     }
 
+    fn own() -> u32 {
+        card().multiprocessors
+    }
+
     fn size(rows: u32) -> ProductSize {
         ProductSize { form: WeightForm::parse("i4g128").unwrap(), rows, columns: 2048 }
     }
@@ -328,21 +332,21 @@ mod tests {
     #[test]
     fn the_fastest_kernel_is_taken_and_the_usual_one_where_all_are_equal() {
         let table = tuned(&["f8_2x8", "f32_1x4", "n1_1x8"]).table().unwrap();
-        let name = |tokens| table.shape(size(4096), tokens, 132).name();
+        let name = |tokens| table.shape(size(4096), tokens, own()).name();
         assert_eq!(name(1), "f8_2x8");
         assert_eq!(name(3), "f8_2x8", "what was timed for eight");
         assert_eq!(name(9), "f32_1x4", "it takes sixteen as well");
         assert_eq!(name(32), "f32_1x4");
-        let usual = |tokens| default_shape(size(4096).form, 4096, tokens, 132).name();
+        let usual = |tokens| default_shape(size(4096).form, 4096, tokens, own()).name();
         for tokens in [33, 64, 100, 512, 2048, 5000] {
             let of_bucket = TOKENS.into_iter().find(|&most| most >= tokens).unwrap_or(tokens);
             assert_eq!(name(tokens), usual(of_bucket), "{tokens}");
         }
-        assert_eq!(table.of_state(size(4096), 132).unwrap().name(), "n1_1x8");
+        assert_eq!(table.of_state(size(4096), own()).unwrap().name(), "n1_1x8");
         // A product that nobody timed.
         let other = size(8192);
-        assert_eq!(table.shape(other, 1, 132), default_shape(other.form, 8192, 1, 132));
-        assert_eq!(table.of_state(other, 132), shape_of_state(other.form, 8192, 2048, 132));
+        assert_eq!(table.shape(other, 1, own()), default_shape(other.form, 8192, 1, own()));
+        assert_eq!(table.of_state(other, own()), shape_of_state(other.form, 8192, 2048, own()));
     }
 
     #[test]
@@ -355,8 +359,8 @@ mod tests {
         let tactics = CardTactics::tune(card(), &[size(4096)], &mut time).unwrap();
         let table = tactics.table().unwrap();
         for tokens in TOKENS {
-            let usual = default_shape(size(4096).form, 4096, tokens, 132);
-            assert_eq!(table.shape(size(4096), tokens, 132), usual);
+            let usual = default_shape(size(4096).form, 4096, tokens, own());
+            assert_eq!(table.shape(size(4096), tokens, own()), usual);
         }
     }
 
@@ -371,7 +375,10 @@ mod tests {
         for form in WeightForm::ALL {
             let size = ProductSize { form, rows: 96, columns: 8192 };
             let tactics = CardTactics::tune(card(), &[size], &mut time).unwrap();
-            assert_eq!(tactics.table().unwrap().shape(size, 1, 8), default_shape(form, 96, 1, 8));
+            assert_eq!(
+                tactics.table().unwrap().shape(size, 1, own()),
+                default_shape(form, 96, 1, own())
+            );
         }
         let all = |form| CardTactics::count(&ProductSize { form, rows: 96, columns: 8192 });
         assert!(count <= WeightForm::ALL.into_iter().map(all).sum::<usize>());
