@@ -17,7 +17,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 use smelt_store::Digest;
 
-use crate::signer::Program;
+use crate::signer::{PUBLIC, Program, SIGN, Unsigned};
 
 /// A secret key of RSA with 16,384 bits has 13 KiB, one of ed25519 has 119 bytes: what is longer is no key.
 const KEY_FILE_BYTES_MAX: u64 = 16 << 10;
@@ -87,13 +87,20 @@ pub enum KeyError {
     NotPublic,
 }
 
+impl From<Unsigned> for KeyError {
+    fn from(Unsigned { program, word, problem }: Unsigned) -> Self {
+        Self::Program { program, word, problem }
+    }
+}
+
 /// A secret key.
 pub struct SigningKey(Secret);
 
 /// Where it lies.
 enum Secret {
     Here(Ed25519KeyPair),
-    Behind(Program),
+    /// Behind a program, which said that this is its public half.
+    Behind(Program, PublicKey),
 }
 
 impl SigningKey {
@@ -119,7 +126,14 @@ impl SigningKey {
     /// # Errors
     /// If it does not run, takes longer than a minute, or prints no key.
     pub fn of_program(path: &Path) -> Result<Self, KeyError> {
-        Program::open(path).map(|program| Self(Secret::Behind(program)))
+        Self::behind(Program::new(path))
+    }
+
+    pub(crate) fn behind(program: Program) -> Result<Self, KeyError> {
+        let said = program.public()?;
+        let public = PublicKey::from_pem(&said).or_else(|| said.trim().parse().ok());
+        let public = public.ok_or_else(|| program.wrong(PUBLIC, "it printed no ed25519 key"))?;
+        Ok(Self(Secret::Behind(program, public)))
     }
 
     /// Reads PKCS#8 PEM of version 1, as OpenSSL writes it, or 2, which repeats the public key.  What stands around the
@@ -158,21 +172,26 @@ impl SigningKey {
                 let bytes = pair.public_key().as_ref().try_into();
                 PublicKey(bytes.expect("ed25519 has public keys of 32 bytes"))
             }
-            Secret::Behind(program) => program.public(),
+            Secret::Behind(_, public) => *public,
         }
     }
 
     /// Signs by RFC 8032: the same key and message make the same signature.
     ///
     /// # Errors
-    /// If the program does not, behind which the key lies.
+    /// If the program does not, behind which the key lies, or its signature does not hold.
     pub fn sign(&self, message: &[u8]) -> Result<[u8; 64], KeyError> {
         match &self.0 {
             Secret::Here(pair) => {
                 let signature = pair.sign(message);
                 Ok(signature.as_ref().try_into().expect("ed25519 has signatures of 64 bytes"))
             }
-            Secret::Behind(program) => program.sign(message),
+            Secret::Behind(program, public) => {
+                let signature = program.sign(message)?;
+                let wrong = || program.wrong(SIGN, "its signature is not by its public key");
+                let holds = public.verify(message, &signature);
+                Ok(holds.then_some(signature).ok_or_else(wrong)?)
+            }
         }
     }
 }

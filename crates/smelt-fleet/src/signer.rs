@@ -2,9 +2,8 @@
 //!
 //! `PROGRAM public` prints the public key, as `ed25519:…` or in PEM.  `PROGRAM sign` reads a message and prints its
 //! signature by RFC 8032: 64 bytes, or those in base64.  What it prints as an error is the user's to read, since it may
-//! ask for a touch.  Believes no signature that does not hold.
+//! ask for a touch.  Knows nothing of keys: whether a signature holds, others see.
 
-use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -15,8 +14,6 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::keys::{KeyError, PublicKey};
-
 /// Somebody may have to find a token and touch it.
 const TIME_MAX: Duration = Duration::from_secs(60);
 /// A public key in PEM has 113 bytes, and a signature in base64 has 88.
@@ -24,44 +21,42 @@ const ANSWER_BYTES_MAX: u64 = 4 << 10;
 /// Whoever has printed all ends at once.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
+/// What a program is asked for.
+pub(crate) const PUBLIC: &str = "public";
+pub(crate) const SIGN: &str = "sign";
+
 /// A program that signs.
 pub(crate) struct Program {
     path: PathBuf,
-    /// What it said its public key is.
-    public: PublicKey,
     time_max: Duration,
 }
 
-impl Program {
-    /// Asks the program for its public key.
-    pub(crate) fn open(path: &Path) -> Result<Self, KeyError> {
-        Self::open_within(path, TIME_MAX)
-    }
-
-    fn open_within(path: &Path, time_max: Duration) -> Result<Self, KeyError> {
-        let said = ask(path, "public", Vec::new(), time_max)?;
-        let said = String::from_utf8_lossy(&said);
-        let public = PublicKey::from_pem(&said).or_else(|| said.trim().parse().ok());
-        let public = public.ok_or_else(|| wrong(path, "public", "it printed no ed25519 key"))?;
-        Ok(Self { path: path.to_owned(), public, time_max })
-    }
-
-    pub(crate) fn public(&self) -> PublicKey {
-        self.public
-    }
-
-    pub(crate) fn sign(&self, message: &[u8]) -> Result<[u8; 64], KeyError> {
-        let wrong = |problem: &str| wrong(&self.path, "sign", problem);
-        let said = ask(&self.path, "sign", message.to_vec(), self.time_max)?;
-        let signature = signature(&said).ok_or_else(|| wrong("it printed no signature"))?;
-        let holds = self.public.verify(message, &signature);
-        holds.then_some(signature).ok_or_else(|| wrong("its signature is not by its public key"))
-    }
+/// What a program did wrong, and when.
+pub(crate) struct Unsigned {
+    pub(crate) program: PathBuf,
+    pub(crate) word: &'static str,
+    pub(crate) problem: String,
 }
 
-impl fmt::Debug for Program {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Program({} of {})", self.path.display(), self.public)
+impl Program {
+    pub(crate) fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), time_max: TIME_MAX }
+    }
+
+    /// What it says that its public key is.
+    pub(crate) fn public(&self) -> Result<String, Unsigned> {
+        let said = ask(&self.path, PUBLIC, Vec::new(), self.time_max)?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// What it says that the signature of a message is.
+    pub(crate) fn sign(&self, message: &[u8]) -> Result<[u8; 64], Unsigned> {
+        let said = ask(&self.path, SIGN, message.to_vec(), self.time_max)?;
+        signature(&said).ok_or_else(|| self.wrong(SIGN, "it printed no signature"))
+    }
+
+    pub(crate) fn wrong(&self, word: &'static str, problem: &str) -> Unsigned {
+        wrong(&self.path, word, problem)
     }
 }
 
@@ -71,8 +66,8 @@ fn signature(said: &[u8]) -> Option<[u8; 64]> {
     said.try_into().ok().or_else(text)
 }
 
-fn wrong(program: &Path, word: &'static str, problem: impl Into<String>) -> KeyError {
-    KeyError::Program { program: program.to_owned(), word, problem: problem.into() }
+fn wrong(program: &Path, word: &'static str, problem: impl Into<String>) -> Unsigned {
+    Unsigned { program: program.to_owned(), word, problem: problem.into() }
 }
 
 /// What `program word` prints when it has read `message`.
@@ -81,7 +76,7 @@ fn ask(
     word: &'static str,
     message: Vec<u8>,
     time_max: Duration,
-) -> Result<Vec<u8>, KeyError> {
+) -> Result<Vec<u8>, Unsigned> {
     let failed = |error: io::Error| wrong(program, word, error.to_string());
     let mut command = Command::new(program);
     command.arg(word).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -184,7 +179,8 @@ mod tests {
         let public = SigningKey::from_seed(&[7; 32]).public();
         let check_within = |time_max, text: &str, expect: &str| {
             let path = script(folder.path(), &text.replace("PUBLIC", &public.to_string()));
-            let signed = Program::open_within(&path, time_max).and_then(|it| it.sign(b"message"));
+            let program = Program { path, time_max };
+            let signed = SigningKey::behind(program).and_then(|it| it.sign(b"message"));
             let error = signed.unwrap_err().to_string();
             assert!(error.contains("/signer ") && error.contains(expect), "{error}");
         };
@@ -199,7 +195,7 @@ mod tests {
         check("[ $1 = public ] && echo PUBLIC || echo AAAA", "it printed no signature");
         let other = "[ $1 = public ] && echo PUBLIC || head -c 64 /dev/zero";
         check(other, "its signature is not by its public key");
-        let none = Program::open(&folder.path().join("none")).unwrap_err().to_string();
+        let none = SigningKey::of_program(&folder.path().join("none")).unwrap_err().to_string();
         assert!(none.contains("No such file"), "{none}");
     }
 }
