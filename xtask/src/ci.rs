@@ -59,18 +59,20 @@ const INPUTS: [&str; 8] =
 type CheckFn = (&'static str, &'static [&'static str], fn() -> Result<bool>);
 
 /// Checks of our own behind the tests.
-const OWN: [CheckFn; 6] = [
+const OWN: [CheckFn; 5] = [
     ("toolchains", &[], || ran(toolchains::quick())),
     ("onnxruntime", &[], || ran(onnxruntime::run())),
     ("bench cpu", &[], || ran(bench::cpu::run(&["--smoke"]))),
     ("operation", &["docs"], || ran(operation::run())),
     ("walks", &["README.md", "docs"], || ran(walks::run(walks::Walker::Ci))),
-    ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
 ];
 
 /// Those beside them.
-const BESIDE: [CheckFn; 2] =
-    [("fleet", &[], fleet::run_in_ci), ("conformance", &[], || ran(conformance::run()))];
+const BESIDE: [CheckFn; 3] = [
+    ("fleet", &[], fleet::run_in_ci),
+    ("conformance", &[], || ran(conformance::run())),
+    ("bench serve", &[], || ran(bench::serve::run(&["--smoke"]))),
+];
 
 /// The program that runs, which the tests have built anew at its place.
 const ITSELF: &str = "/proc/self/exe";

@@ -121,7 +121,7 @@ pub(crate) fn run(walker: Walker) -> Result<()> {
         let is_hub = of_a_hub(&step.command)?;
         let begin_s = children_cpu_s()?;
         let command = walker.says(&by_name(walker, &step.command, &folder));
-        for command in here(&command, &folder, is_hub) {
+        for command in here(walker, &command, &folder, is_hub) {
             follow(&walker.asks(command), walker, step.expect.as_deref(), &folder)?;
         }
         vlm_s += if is_hub { children_cpu_s()? - begin_s } else { 0 };
@@ -183,7 +183,7 @@ fn by_name(walker: Walker, command: &str, folder: &Path) -> String {
 }
 
 /// What `command` becomes on a machine without a hub and without its user's photographs.
-fn here(command: &str, pictures: &Path, is_hub: bool) -> Vec<String> {
+fn here(walker: Walker, command: &str, pictures: &Path, is_hub: bool) -> Vec<String> {
     let command =
         if is_hub { format!("{command} --set model={MODEL}") } else { command.to_owned() };
     if !command.contains(PHOTO) {
@@ -192,8 +192,9 @@ fn here(command: &str, pictures: &Path, is_hub: bool) -> Vec<String> {
     let path = |name: &str| pictures.join(name).display().to_string();
     let with = |shown: &str| command.replace(&format!("--image {PHOTO}"), shown);
     let one = PICTURES.iter().map(|(name, _)| format!("--image {}", path(name)));
-    let several = vec![format!("--image {}", path(PICTURES[0].0)); SEVERAL].join(" ");
-    one.chain([several]).map(|shown| with(&shown)).collect()
+    let several = || vec![format!("--image {}", path(PICTURES[0].0)); SEVERAL].join(" ");
+    let several = (walker == Walker::Reader).then(several);
+    one.chain(several).map(|shown| with(&shown)).collect()
 }
 
 /// Runs a command as whoever is in this repository types it; one of an installed smelt as from any folder.
@@ -295,9 +296,11 @@ mod tests {
     #[test]
     fn a_reader_s_photograph_is_each_picture_and_then_several() {
         let folder = Path::new("/x");
-        assert_eq!(here("smelt runs", folder, false), ["smelt runs"]);
-        let asked = here("smelt chat p.toml --image photo.jpg \"What?\"", folder, true);
+        assert_eq!(here(Walker::Reader, "smelt runs", folder, false), ["smelt runs"]);
+        let asks = "smelt chat p.toml --image photo.jpg \"What?\"";
+        let asked = here(Walker::Reader, asks, folder, true);
         assert_eq!(asked.len(), PICTURES.len() + 1);
+        assert_eq!(here(Walker::Ci, asks, folder, true), asked[..PICTURES.len()]);
         let first = format!("smelt chat p.toml --image /x/4-3.png \"What?\" --set model={MODEL}");
         assert_eq!(asked[0], first);
         assert_eq!(asked[2].matches("--image /x/4-3.png").count(), SEVERAL);
