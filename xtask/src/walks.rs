@@ -50,7 +50,7 @@ const PICTURES: [(&str, [usize; 2]); 2] = [("4-3.png", [1024, 768]), ("16-9.png"
 /// The most time of processors that the commands of the VLM may take together, from its plan to its last answer.
 const VLM_CPU_MAX_S: u64 = 8 * 60;
 
-/// How often the first picture is shown when several are.
+/// How often the first picture is shown when several are, to whom a released smelt answers soon.
 const SEVERAL: usize = 6;
 
 /// A command, and what its output must hold.
