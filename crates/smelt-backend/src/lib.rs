@@ -20,6 +20,7 @@ mod open;
 pub mod position_ids;
 mod row;
 pub mod sampling;
+pub mod tactics_file;
 mod vision;
 
 #[cfg(feature = "conformance")]

@@ -5,18 +5,15 @@
 //! the one they were found on.  They change how fast numbers come, and never a bit.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use smelt_backend::tactics_file::{self, TacticsError};
 
 use crate::kernels::form::WeightForm;
 use crate::kernels::product::{ProductShape, default_shape, shape_of_state};
 use crate::{CardFacts, CudaTarget};
 
-/// The file in a tuned stage's directory.
-pub const TACTICS_FILE: &str = "tactics.json";
 /// Version of that file.
 const FORMAT: u32 = 1;
 /// A longer file was not written by us.
@@ -29,29 +26,6 @@ pub const TOKENS: [u32; 8] = [1, 8, 16, 32, 64, 128, 512, 2048];
 const FEW_TOKENS_MAX: u32 = 64;
 /// What is usual is kept unless another takes less than so much of its time: times differ by a few hundredths from run to run.
 const GAIN_MIN: f64 = 0.97;
-
-/// Why tactics could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum TacticsError {
-    /// The system refused.
-    #[error("cannot {verb} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        verb: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The file is not what this version writes.
-    #[error("{} holds no tactics of a card: {problem}; tune again", path.display())]
-    Bad {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-}
 
 /// A product of a decoder: the form and the sizes of its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -155,9 +129,7 @@ impl CardTactics {
     /// # Errors
     /// When the file cannot be written.
     pub fn write(&self, dir: &Path) -> Result<(), TacticsError> {
-        let path = dir.join(TACTICS_FILE);
-        let text = serde_json::to_string_pretty(self).expect("plain data is JSON") + "\n";
-        fs::write(&path, text).map_err(|source| TacticsError::Io { verb: "write", path, source })
+        tactics_file::write(dir, self)
     }
 
     /// Reads those in `dir`.
@@ -165,13 +137,7 @@ impl CardTactics {
     /// # Errors
     /// When there are none, or not those of a card.
     pub fn read(dir: &Path) -> Result<Self, TacticsError> {
-        let path = dir.join(TACTICS_FILE);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(source) => return Err(TacticsError::Io { verb: "read", path, source }),
-        };
-        let parsed = Self::parse(&text);
-        parsed.map_err(|problem| TacticsError::Bad { path, problem })
+        tactics_file::read(dir, "a card", Self::parse)
     }
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -303,6 +269,9 @@ impl ShapeTable {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
+    use std::fs;
+
+    use smelt_backend::tactics_file::TACTICS_FILE;
 
     use super::*;
     use crate::Sm;

@@ -139,12 +139,18 @@ fn a_server_builds_what_it_is_to_serve() {
     assert_eq!(models["data"][0]["id"], "internvl3-tiny", "{models}");
 }
 
-#[test]
-fn a_directory_s_model_is_built_and_asked_where_it_lies() {
+/// A world in which a directory `mine` is an encoder's checkpoint.
+fn with_encoder() -> World {
     let world = World::new("");
     copy(&data("golden/bert-tiny/checkpoint"), &world.path("mine"));
     let files = [data("encoder").join("."), world.path("mine")];
     assert!(Command::new("cp").arg("-rL").args(files).status().unwrap().success());
+    world
+}
+
+#[test]
+fn a_directory_s_model_is_built_and_asked_where_it_lies() {
+    let world = with_encoder();
     let embed = world.smelt(&["embed", "mine", "a b"]);
     assert_eq!(embed.code, Some(0), "{}", embed.stderr);
     let row: Vec<f32> = serde_json::from_str(embed.stdout.trim()).unwrap();
@@ -159,10 +165,7 @@ fn a_directory_s_model_is_built_and_asked_where_it_lies() {
 
 #[test]
 fn an_encoder_keeps_to_the_memory_that_its_pipeline_remembers() {
-    let world = World::new("");
-    copy(&data("golden/bert-tiny/checkpoint"), &world.path("mine"));
-    let files = [data("encoder").join("."), world.path("mine")];
-    assert!(Command::new("cp").arg("-rL").args(files).status().unwrap().success());
+    let world = with_encoder();
     let built = world.smelt(&["build", "./mine", "--memory", "1GiB"]);
     assert_eq!(built.code, Some(0), "{}", built.stderr);
     let pipeline = world.read("mine.toml");

@@ -8,19 +8,17 @@
 mod measure;
 
 use std::fs;
-use std::io;
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 
 use serde::{Deserialize, Serialize};
+use smelt_backend::tactics_file::{self, TacticsError};
 
 use crate::kernels::isa::Isa;
 use crate::kernels::threads::Threads;
 pub use measure::ProductRates;
 
-/// The file in a tuned stage's directory.
-pub const TACTICS_FILE: &str = "tactics.json";
 /// Version of that file.
 const FORMAT: u32 = 1;
 /// A longer file was not written by us.
@@ -28,29 +26,6 @@ const FILE_BYTES_MAX: usize = 64 << 10;
 /// Threads and tokens beyond these are no choice that tuning makes.
 const THREADS_MAX: usize = 64;
 const CHUNK_TOKENS_MAX: usize = 1024;
-
-/// Why tactics could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum TacticsError {
-    /// The system refused.
-    #[error("cannot {verb} {}: {source}", path.display())]
-    Io {
-        /// What was tried.
-        verb: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The file is not what this version writes.
-    #[error("{} holds no tactics of this version: {problem}; tune again", path.display())]
-    Bad {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-}
 
 /// What makes two machines equal here.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,9 +97,7 @@ impl Tactics {
     /// # Errors
     /// When the file cannot be written.
     pub fn write(&self, dir: &Path) -> Result<(), TacticsError> {
-        let path = dir.join(TACTICS_FILE);
-        let text = serde_json::to_string_pretty(self).expect("plain data is JSON") + "\n";
-        fs::write(&path, text).map_err(|source| TacticsError::Io { verb: "write", path, source })
+        tactics_file::write(dir, self)
     }
 
     /// Reads those in `dir`.
@@ -132,13 +105,7 @@ impl Tactics {
     /// # Errors
     /// When there are none, or not of this version.
     pub fn read(dir: &Path) -> Result<Self, TacticsError> {
-        let path = dir.join(TACTICS_FILE);
-        let text = match fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(source) => return Err(TacticsError::Io { verb: "read", path, source }),
-        };
-        let parsed = Self::parse(&text);
-        parsed.map_err(|problem| TacticsError::Bad { path, problem })
+        tactics_file::read(dir, "this version", Self::parse)
     }
 
     fn parse(text: &str) -> Result<Self, String> {
