@@ -7,6 +7,7 @@ mod deliveries;
 mod leases;
 mod neighbours;
 mod seen;
+mod workers;
 
 use std::fs::{self, File};
 use std::net::TcpStream;
@@ -73,6 +74,7 @@ fn run_some(is_whole: bool) -> Result<bool> {
     deliveries::deployments_are_handed_over(&smelt, &builder, &work)?;
     seen::boards_are_seen_and_rooms_made(&smelt, &casd, &work, &key)?;
     leases::one_of_many_builds(&smelt, &casd, &work)?;
+    workers::a_stage_is_built_where_it_belongs(&smelt, &work, is_whole)?;
     if is_whole {
         leases::who_was_frozen_publishes_nothing(&smelt, &casd, &work)?;
     }

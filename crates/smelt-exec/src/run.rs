@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 use smelt_plan::admission::{Forecast, Room};
+use smelt_plan::device::Facts;
 use smelt_plan::plan::{From, HubPin, Pin};
 use smelt_plan::schedule::{Ending, Wishes};
 use smelt_plan::share::SharedKeys;
@@ -25,6 +26,7 @@ use smelt_watch::{Budget, Cgroups, Counters, Machine};
 use crate::attempt::{Attempt, record, seconds};
 use crate::boot::boot_id;
 use crate::controls::Controls;
+use crate::elsewhere::{self, Asking, AskingInput, Elsewhere};
 use crate::lending::Lending;
 use crate::message::{AttemptResult, Ended, Message};
 use crate::order::{Input, ProcessSpec, Task};
@@ -46,6 +48,10 @@ const MESSAGES_MAX: usize = 256;
 /// How soon a key held by another run is looked at again.
 const TICK: Duration = Duration::from_millis(200);
 
+/// So many lines are told of a stage that is built elsewhere as they come; then, since a log has several a second, one so often.
+const ELSEWHERE_LINES: u32 = 8;
+const ELSEWHERE_TOLD: Duration = Duration::from_secs(5);
+
 /// The journal is not synced for an attempt that is over sooner: its result is in the action log.
 const SHORT: Duration = Duration::from_secs(1);
 
@@ -64,6 +70,13 @@ struct Start {
     forced: bool,
     /// What changes before it.
     changes: Vec<Change>,
+}
+
+/// What was told of a stage that is built elsewhere.
+struct ToldElsewhere {
+    line: String,
+    at: Duration,
+    count: u32,
 }
 
 /// What the user may be shown.
@@ -99,6 +112,8 @@ pub enum Progress<'a> {
     Ended(StageId, &'a AttemptReport),
     /// Another run builds its key.
     Held(StageId),
+    /// Another machine builds it, and how far that is.
+    Elsewhere(StageId, &'a str),
     /// It waits for tokens that other runs of this machine hold: what for, and who holds some of it.
     Queued(StageId, String),
     /// Tokens are lent within this run alone, for the reason given.
@@ -154,6 +169,8 @@ pub struct Runner<'a> {
     pub must_hold: bool,
     /// Turns a task into a program to run.
     pub orders: &'a dyn Fn(&Task<'_>) -> ProcessSpec,
+    /// Has stages built that this machine is the wrong one for; without it they fail.
+    pub elsewhere: Option<&'a dyn Fn(&Asking) -> Elsewhere>,
     /// Turns a warm-up into a program to run.
     pub warm_ups: &'a dyn Fn(&WarmUp) -> ProcessSpec,
     /// Where relative paths of the pipeline begin.
@@ -302,6 +319,7 @@ pub(crate) struct Loop<'h, 'scope, 'a> {
     reports: HashMap<StageId, Vec<AttemptReport>>,
     failures: HashMap<StageId, (FailureClass, String)>,
     told_held: HashSet<StageId>,
+    told_elsewhere: HashMap<StageId, ToldElsewhere>,
     told_changed: HashSet<StageId>,
     runner: Runner<'a>,
     memory: Memory,
@@ -340,6 +358,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             reports: HashMap::new(),
             failures: HashMap::new(),
             told_held: HashSet::new(),
+            told_elsewhere: HashMap::new(),
             told_changed: HashSet::new(),
             runner,
             memory: Memory::default(),
@@ -646,6 +665,10 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             return Ok(Some(self.not_started(stage, FailureClass::DiskError, message)));
         }
         self.claim(stage, key)?;
+        let plan = self.runner.plan;
+        if let Some(machine) = &plan.stage(stage).elsewhere {
+            return self.ask_elsewhere(stage, key, machine);
+        }
         if !self.locks.contains_key(&stage) {
             let Some(lock) = self.runner.store.try_lock_key(&key)? else {
                 // Told once, although it is asked for again every tick.
@@ -664,6 +687,53 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         }
         let forecast = self.forecast(&start);
         self.admit(start, forecast)
+    }
+
+    /// Has another machine build a stage, which is to the schedule what another run builds.
+    fn ask_elsewhere(
+        &mut self,
+        stage: StageId,
+        key: Digest,
+        machine: &Facts,
+    ) -> Result<Option<Event>, ExecError> {
+        let planned = self.runner.plan.stage(stage);
+        let Some(ask) = self.runner.elsewhere else {
+            let message = format!("not started: {}", elsewhere::nobody(machine));
+            return Ok(Some(self.not_started(stage, FailureClass::DoesNotFit, message)));
+        };
+        let input = |need: StageId| AskingInput {
+            stage: need,
+            key: self.keys.get(&need).copied(),
+            tree: self.schedule.state(need).output().expect("it is there before what needs it"),
+        };
+        match ask(&Asking { stage, key, inputs: planned.needs().map(input).collect() }) {
+            Elsewhere::Waits(line) => {
+                let now = self.hands.now();
+                let told = self.told_elsewhere.get(&stage);
+                let count = told.map_or(0, |told| told.count);
+                let is_news = told.is_none_or(|told| {
+                    let is_due = count < ELSEWHERE_LINES || now >= told.at + ELSEWHERE_TOLD;
+                    told.line != line && is_due
+                });
+                if is_news {
+                    self.show(&Progress::Elsewhere(stage, &line));
+                    let told = ToldElsewhere { line, at: now, count: count + 1 };
+                    self.told_elsewhere.insert(stage, told);
+                }
+                Ok(Some(Event::Held(stage)))
+            }
+            Elsewhere::Built => match self.look(stage, &key)? {
+                Some(event) => Ok(Some(event)),
+                None => {
+                    let message = "what was built elsewhere is gone again".to_owned();
+                    Ok(Some(self.not_started(stage, FailureClass::OutputMissing, message)))
+                }
+            },
+            Elsewhere::Failed(failure) => {
+                self.failures.insert(stage, (failure.class, failure.message.clone()));
+                Ok(Some(Event::Failed(stage, failure)))
+            }
+        }
     }
 
     /// Begins an attempt that has waited so long for memory.

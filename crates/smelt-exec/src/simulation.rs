@@ -490,6 +490,7 @@ fn run(
         store: &store,
         run: &run,
         orders: &order,
+        elsewhere: None,
         warm_ups: &warm_up,
         folder: Path::new("/"),
         is_rebooted: false,

@@ -227,7 +227,7 @@ pub(crate) fn signers<'a>(
 }
 
 /// The names of the signers that may vouch for this, each once.
-fn entitled(
+pub(crate) fn entitled(
     signers: &[&TrustedKey],
     claim: &Claim<'_>,
     least: usize,

@@ -8,9 +8,11 @@
 
 pub mod address;
 pub mod beat;
+pub mod bots;
 pub mod chunk;
 pub mod counts;
 pub mod dsse;
+pub mod execution;
 pub mod held;
 pub mod judge;
 pub mod keys;
@@ -32,3 +34,4 @@ mod simulation;
 pub mod site;
 pub mod statement;
 pub mod trust;
+pub mod work;

@@ -35,7 +35,7 @@ use api::digest_function::Value::Sha256;
 /// A server in the same building answers in milliseconds; a run must not stand still for one that is gone.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
 /// For what has no blobs in it.
-const ASK_MAX: Duration = Duration::from_secs(15);
+pub(crate) const ASK_MAX: Duration = Duration::from_secs(15);
 /// A batch of 4 MiB by a line of 0.5 Mbit/s.
 const BATCH_MAX: Duration = Duration::from_secs(90);
 /// What a message may carry where the server says nothing else; gRPC's own limit is 4 MiB.
@@ -191,16 +191,16 @@ impl Client {
         Ok(Capabilities { takes_entries: updates.update_enabled, batch_bytes_max })
     }
 
-    fn wrong(&self, problem: String) -> RemoteError {
+    pub(crate) fn wrong(&self, problem: String) -> RemoteError {
         RemoteError { server: self.name.clone(), problem, is_gone: false }
     }
 
-    fn gone(&self, problem: String) -> RemoteError {
+    pub(crate) fn gone(&self, problem: String) -> RemoteError {
         RemoteError { is_gone: true, ..self.wrong(problem) }
     }
 
     /// Waits for an answer, or until nobody wants it any more.
-    fn until_stopped<T>(
+    pub(crate) fn until_stopped<T>(
         &self,
         answer: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
@@ -213,13 +213,29 @@ impl Client {
         })
     }
 
-    fn request<T>(&self, message: T, limit: Duration) -> Request<T> {
-        let mut request = Request::new(message);
+    pub(crate) fn request<T>(&self, message: T, limit: Duration) -> Request<T> {
+        let mut request = self.unlimited(message);
         request.set_timeout(limit);
+        request
+    }
+
+    /// The same of what may be answered for hours.
+    pub(crate) fn unlimited<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
         if let Some(token) = &self.token {
             request.metadata_mut().insert("authorization", token.clone());
         }
         request
+    }
+
+    pub(crate) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// Makes a call although nobody waits any more.
+    pub(crate) fn whatever<T>(&self, call: impl Future<Output = T>) -> T {
+        let runtime = self.runtime.as_ref().expect("it is there until this is dropped");
+        runtime.block_on(call)
     }
 
     fn storage(&self) -> ContentAddressableStorageClient<Channel> {
@@ -571,7 +587,7 @@ pub(crate) async fn within<T>(
 }
 
 /// What went wrong, for a person.
-fn problem(status: &Status) -> String {
+pub(crate) fn problem(status: &Status) -> String {
     let cure = match status.code() {
         Code::Unauthenticated | Code::PermissionDenied => {
             "; it wants another token: SMELT_FLEET_TOKEN, or --fleet-token-file"

@@ -1,5 +1,6 @@
 //! Pushes to and pulls from a server in memory that goes wrong when it is told to.
 
+mod packages;
 mod worlds;
 
 use std::cell::{Cell, RefCell};

@@ -6,7 +6,7 @@
 //! [[key]]
 //! name = "bench"
 //! key = "ed25519:…"
-//! for = ["portable", "device", "delivery"]    # "portable" and "device" if it is left out; "heartbeat" alone vouches for nothing
+//! for = ["portable", "device", "delivery"]    # "portable" and "device" if it is left out; "heartbeat" alone vouches for nothing, "work" is asked of workers
 //! facts = { sm = "87" }                       # of devices: only results of such a one
 //! until = "2027-06-01"                        # from that moment on it counts no more
 //! revoked = "2026-11-28"                      # and nothing it ever vouched for
@@ -43,6 +43,8 @@ pub enum Purpose {
     Delivery,
     /// That its board is here, and nothing else: every key that is believed says that.
     Heartbeat,
+    /// What workers are to build: that is any program, so a key that vouches for results has it only where that is said.
+    Work,
 }
 
 impl Purpose {
@@ -53,6 +55,7 @@ impl Purpose {
             Self::Device => "device",
             Self::Delivery => "delivery",
             Self::Heartbeat => "heartbeat",
+            Self::Work => "work",
         }
     }
 }
@@ -137,7 +140,7 @@ pub enum TrustError {
     },
     /// A key that vouches for nothing.
     #[error(
-        "key \"{name}\" is for nothing: name \"portable\", \"device\", \"delivery\" or \"heartbeat\", or remove it"
+        "key \"{name}\" is for nothing: name \"portable\", \"device\", \"delivery\", \"heartbeat\" or \"work\", or remove it"
     )]
     NoPurpose {
         /// The key's name.

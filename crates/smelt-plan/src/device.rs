@@ -26,3 +26,10 @@ pub const ABSENT: &str = "none";
 
 /// What is true of one device, by the names of [`FACTS`].
 pub type Facts = BTreeMap<&'static str, String>;
+
+/// Facts as a pipeline file says them, one behind the other.
+pub fn words(facts: &Facts) -> String {
+    let all: Vec<String> =
+        facts.iter().map(|(fact, value)| format!("{fact} = {value:?}")).collect();
+    all.join(", ")
+}

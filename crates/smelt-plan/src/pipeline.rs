@@ -21,7 +21,7 @@ use std::{fmt, thread};
 use serde_json::Value;
 use toml::de::DeTable;
 
-use crate::device;
+use crate::device::{self, Facts};
 use crate::kind::{BACKEND, Kind, STRICT};
 use crate::name::StageName;
 use crate::quantity;
@@ -36,7 +36,7 @@ pub use params::Overrides;
 use params::Scope;
 #[cfg(test)]
 pub(crate) use retry::RETRY_KEYS;
-use table::Table;
+use table::{Item, Table};
 
 /// The newest pipeline format this crate reads: the value of `smelt` in the file.
 pub const FORMAT: u64 = 1;
@@ -48,9 +48,11 @@ pub const ATTEMPTS_MAX: u64 = 16;
 pub(crate) const ROOT_KEYS: &[&str] = &["smelt", "name", "params", "resources", "stage", STRICT];
 /// What every stage may have, whatever its kind.
 pub(crate) const COMMON_KEYS: &[&str] =
-    &["kind", "limits", "retry", "matrix", "resources", "device", ON, SURVIVES_KILLS, SHARE];
+    &["kind", "limits", "retry", "matrix", "resources", "device", ON, WHERE, SURVIVES_KILLS, SHARE];
 /// Which side builds a stage.
 pub(crate) const ON: &str = "on";
+/// The key of what must be true of the machine that builds a stage.
+pub(crate) const WHERE: &str = "where";
 /// Whether a stage may be kept of which the kernel killed a process for want of memory.
 pub(crate) const SURVIVES_KILLS: &str = "survives-kills";
 
@@ -93,6 +95,9 @@ pub struct StageSpec {
     pub retry: Retry,
     /// Which side builds it, where it says so.  Enters no key: what it makes is the same.
     pub on: Option<Side>,
+    /// What must be true of the machine that builds it.  Enters a key only where this machine is another, and then only as far
+    /// as its result depends on it.
+    pub machine: Facts,
     /// It minds the kills of its children itself, so what it makes after one is kept.  Enters no key,
     /// as limits do not.
     pub survives_kills: bool,
@@ -106,6 +111,11 @@ impl StageSpec {
         let later = self.retry.escalate.iter().map(|step| &step.params);
         let all = std::iter::once(&self.params).chain(later);
         all.filter_map(|params| params.get(BACKEND)?.as_str())
+    }
+
+    /// Whether another machine must build it than the one of which these facts are true.
+    pub fn is_elsewhere(&self, here: &Facts) -> bool {
+        self.machine.iter().any(|(fact, value)| here.get(fact) != Some(value))
     }
 }
 
@@ -443,6 +453,7 @@ fn read_stage(
         device: read_device(&table)?,
         retry,
         on: read_side(&table)?,
+        machine: read_machine(&table)?,
         survives_kills: retry::is_set(&table, SURVIVES_KILLS)?,
         share: retry::flag(&table, SHARE)?,
     })
@@ -457,6 +468,13 @@ fn read_side(table: &Table<'_>) -> Result<Option<Side>, PipelineError> {
     Side::parse(&word).map(Some).ok_or_else(unknown)
 }
 
+/// What must be true of the machine that builds a stage.
+fn read_machine(table: &Table<'_>) -> Result<Facts, PipelineError> {
+    let Some(machine) = table.table(WHERE)? else { return Ok(Facts::new()) };
+    let fact = |(_, item): (usize, Item<'_>)| Ok((known_fact(item.key, &item)?, item.text()?.0));
+    machine.items().into_iter().map(fact).collect()
+}
+
 /// The facts a stage depends on, in the order of the table of facts, so that the order in the file
 /// means nothing.
 fn read_device(table: &Table<'_>) -> Result<Vec<&'static str>, PipelineError> {
@@ -464,13 +482,17 @@ fn read_device(table: &Table<'_>) -> Result<Vec<&'static str>, PipelineError> {
     let mut named = BTreeSet::new();
     for item in list.list()? {
         let (word, _) = item.text()?;
-        let at = device::FACTS.iter().position(|fact| *fact == word).ok_or_else(|| {
-            let facts = device::FACTS.join(", ");
-            item.error(format!("\"{word}\" is no fact about a device; there are {facts}"))
-        })?;
-        named.insert(at);
+        named.insert(known_fact(&word, &item)?);
     }
-    Ok(named.into_iter().map(|at| device::FACTS[at]).collect())
+    Ok(device::FACTS.into_iter().filter(|fact| named.contains(fact)).collect())
+}
+
+/// The fact of that name.
+fn known_fact(word: &str, item: &Item<'_>) -> Result<&'static str, PipelineError> {
+    device::FACTS.into_iter().find(|fact| *fact == word).ok_or_else(|| {
+        let facts = device::FACTS.join(", ");
+        item.error(format!("\"{word}\" is no fact about a device; there are {facts}"))
+    })
 }
 
 /// Fields that do not go together are an error where the odd one stands.

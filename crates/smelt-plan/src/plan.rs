@@ -123,6 +123,8 @@ pub struct Stage {
     pub retry: Retry,
     /// Which side builds it, where it says so.
     pub on: Option<Side>,
+    /// What is true of the machine that builds it, where that is another one than this.
+    pub elsewhere: Option<Facts>,
     /// It minds the kills of its children itself.
     pub survives_kills: bool,
     /// Whether its result is shared with a fleet, where it says so.
@@ -203,11 +205,17 @@ fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins
             InputRef::Hub(address) => From::Hub(pins.hubs[&address].clone()),
         },
     };
-    let fact = |&fact: &&'static str| {
-        let value = pins.device.get(fact).map_or(device::ABSENT, String::as_str);
-        (fact, value.to_owned())
+    let elsewhere = spec.is_elsewhere(&pins.device).then_some(spec.machine);
+    // What of another machine is not said is not known here.
+    let fact = |&fact: &&'static str| match &elsewhere {
+        Some(machine) => Some((fact, machine.get(fact)?.clone())),
+        None => {
+            let value = pins.device.get(fact).map_or(device::ABSENT, String::as_str);
+            Some((fact, value.to_owned()))
+        }
     };
-    let mut tools = pins.tools.get(&spec.name).cloned().unwrap_or_default();
+    let tools = pins.tools.get(&spec.name).filter(|_| elsewhere.is_none());
+    let mut tools = tools.cloned().unwrap_or_default();
     tools.sort_unstable_by(|one, other| one.name.cmp(&other.name));
     Stage {
         tools,
@@ -216,7 +224,8 @@ fn planned(spec: StageSpec, positions: &HashMap<StageName, StageId>, pins: &Pins
         kind: spec.kind,
         inputs: spec.inputs.into_iter().map(resolve).collect(),
         params: spec.params,
-        device: spec.device.iter().map(fact).collect(),
+        device: spec.device.iter().filter_map(fact).collect(),
+        elsewhere,
         limits: spec.limits,
         resources: spec.resources,
         retry: spec.retry,
@@ -374,14 +383,20 @@ impl Plan {
     /// The content key of `stage` where its inputs, in order, have these digests, whether or not they are here; `None` where
     /// they are not as many as it has, or have other labels.
     pub fn content_key_of(&self, stage: StageId, inputs: &[(String, Digest)]) -> Option<Digest> {
-        let stage = self.stage(stage);
-        let own = stage.inputs.iter().map(|input| &input.label);
-        if !own.eq(inputs.iter().map(|(label, _)| label)) {
-            return None;
-        }
-        let inputs: Vec<(&str, Digest)> =
-            inputs.iter().map(|(label, digest)| (label.as_str(), *digest)).collect();
-        Some(digest(KeyDomain::Content, &stage.recipe(&inputs)))
+        self.stage(stage).content_key_of(inputs)
+    }
+
+    /// The same as a machine has it of which these facts and programs are told.
+    pub fn content_key_by(
+        &self,
+        stage: StageId,
+        device: &[(&'static str, String)],
+        tools: &[Tool],
+        inputs: &[(String, Digest)],
+    ) -> Option<Digest> {
+        let there =
+            Stage { device: device.to_vec(), tools: tools.to_vec(), ..self.stage(stage).clone() };
+        there.content_key_of(inputs)
     }
 
     /// What the content key of `stage` is made of, field by field, for people to compare.
@@ -415,6 +430,16 @@ impl Stage {
     /// machine would take it for what another program makes.
     pub fn is_shared(&self) -> bool {
         self.share.unwrap_or(self.kind != Kind::Command || !self.tools.is_empty())
+    }
+
+    fn content_key_of(&self, inputs: &[(String, Digest)]) -> Option<Digest> {
+        let own = self.inputs.iter().map(|input| &input.label);
+        if !own.eq(inputs.iter().map(|(label, _)| label)) {
+            return None;
+        }
+        let inputs: Vec<(&str, Digest)> =
+            inputs.iter().map(|(label, digest)| (label.as_str(), *digest)).collect();
+        Some(digest(KeyDomain::Content, &self.recipe(&inputs)))
     }
 
     fn recipe<'a>(&'a self, inputs: &'a [(&'a str, Digest)]) -> Recipe<'a> {

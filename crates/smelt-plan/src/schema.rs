@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::device::FACTS;
 use crate::kind::{Absent, Field, Kind, STRICT, Takes};
-use crate::pipeline::{ATTEMPTS_MAX, FORMAT, ON, SHARE, SURVIVES_KILLS};
+use crate::pipeline::{ATTEMPTS_MAX, FORMAT, ON, SHARE, SURVIVES_KILLS, WHERE};
 use crate::side::Side;
 use crate::tokens::DEVICES_MAX;
 
@@ -79,6 +79,7 @@ fn stage(kind: Kind) -> Value {
     properties.insert("device".to_owned(), device());
     properties.insert("resources".to_owned(), resources());
     properties.insert(ON.to_owned(), on());
+    properties.insert(WHERE.to_owned(), machine());
     properties.insert(SURVIVES_KILLS.to_owned(), survives_kills());
     properties.insert(SHARE.to_owned(), share());
     let needed = fields.iter().filter(|field| field.absent == Absent::Refused);
@@ -125,6 +126,18 @@ fn device() -> Value {
 
 fn on() -> Value {
     json!({ "enum": Side::WORDS, "description": "which side builds it: smelt run --on" })
+}
+
+fn machine() -> Value {
+    let fact = json!({ "type": "string" });
+    let facts: Map<String, Value> =
+        FACTS.iter().map(|name| ((*name).to_owned(), fact.clone())).collect();
+    json!({
+        "type": "object",
+        "properties": facts,
+        "additionalProperties": false,
+        "description": "what must be true of the machine that builds it: where this one is another, a worker of the fleet does",
+    })
 }
 
 fn survives_kills() -> Value {

@@ -13,6 +13,7 @@ use tokenizers::{
     Encoding, PostProcessor as _, TruncationDirection, TruncationParams, TruncationStrategy,
 };
 
+mod bpe;
 mod guarded;
 mod limits;
 
@@ -107,7 +108,10 @@ impl Tokenizer {
             why: one_line(&error.to_string()),
         };
         limits::check(&bytes).map_err(|why| TokenizerError::Broken { path: path.into(), why })?;
-        let inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?;
+        let inner = match bpe::read(&bytes) {
+            Some(inner) => inner,
+            None => tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?,
+        };
         // A copy of all words: made once.
         let words = inner.get_vocab(true);
         let vocab = words.values().max().map_or(0, |largest| *largest as usize + 1);

@@ -126,7 +126,10 @@ const STAGES_NAMED_MAX: usize = 3;
 
 /// The facts that stages of `pipeline` declare.
 pub(crate) fn facts(pipeline: &Pipeline) -> Facts {
-    let declared = pipeline.stages.iter().flat_map(|stage| stage.device.iter().copied());
+    let named = |stage: &StageSpec| {
+        stage.device.iter().chain(stage.machine.keys()).copied().collect::<Vec<_>>()
+    };
+    let declared = pipeline.stages.iter().flat_map(named);
     let declared: BTreeSet<&str> = declared.collect();
     let wanted = FACTS.into_iter().filter(|fact| declared.contains(fact));
     wanted.map(|fact| (fact, value(fact))).collect()
@@ -214,7 +217,9 @@ fn nvinfer() -> Option<String> {
 /// package is missing, and what is built is then shared with every device that lacks it too.
 pub(crate) fn absent(pipeline: &Pipeline, facts: &Facts) -> Vec<String> {
     let line = |fact: &&'static str| {
-        let names = |stage: &&StageSpec| stage.device.contains(fact) && !is_implied(stage, fact);
+        let names = |stage: &&StageSpec| {
+            stage.device.contains(fact) && !is_implied(stage, fact) && !stage.is_elsewhere(facts)
+        };
         let stages = pipeline.stages.iter().filter(names).map(|stage| stage.name.as_str());
         let stages: Vec<&str> = stages.take(STAGES_NAMED_MAX).collect();
         (!stages.is_empty()).then(|| {

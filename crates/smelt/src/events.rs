@@ -73,6 +73,7 @@ fn told(plan: &Plan, progress: &Progress<'_>) -> (&'static str, Value) {
             ("ended", json!({ "stage": name(stage), "attempt": attempt }))
         }
         Progress::Held(stage) => ("held", of(stage)),
+        Progress::Elsewhere(stage, line) => ("elsewhere", why(stage, line)),
         Progress::Queued(stage, what) => ("queued", why(stage, what)),
         Progress::TokensLocked(what) => ("tokens-locked", json!({ "why": what })),
         Progress::LendsAlone(what) => ("lends-alone", json!({ "why": what })),

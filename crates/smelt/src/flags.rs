@@ -24,6 +24,7 @@ mod watch;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Command, CommandFactory as _, Parser};
 use smelt_backend::KvType;
@@ -57,7 +58,7 @@ pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
 pub(crate) use fleet::{
     FleetCommand, FleetFlags, FleetStatusFlags, FleetVerifyFlags, HeartbeatFlags, KeyFlags,
     KeygenFlags, PeerFlags, ProvenanceFlags, Push, PushFlags, PushLimits, ShareFlags, TrustFlags,
-    UntrustFlags,
+    UntrustFlags, WORKER_WAIT, WorkerFlags,
 };
 pub(crate) use image_options::ImageFlags;
 #[cfg(feature = "build")]
@@ -281,8 +282,15 @@ pub(crate) struct RunFlags {
     /// The same behind nothing
     #[arg(long, hide = true)]
     pub(crate) once: bool,
+    /// A file with outputs of the fleet that the stages of --only are made of (smelt worker names it itself)
+    #[arg(long, hide = true, value_name = "FILE", requires = "only")]
+    pub(crate) given: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) fleet: FleetFlags,
+    /// How long a stage that says where waits for a worker of the fleet that takes it
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = fleet::worker_wait)]
+    #[arg(help_heading = "Fleet")]
+    pub(crate) worker_wait: Duration,
     /// Which results this run publishes to the fleet
     #[arg(long, value_name = "WHICH", default_value = "never", help_heading = "Fleet")]
     pub(crate) push: Push,

@@ -16,6 +16,8 @@ pub(crate) mod sharing;
 pub(crate) mod survey;
 pub(crate) mod turn;
 pub(crate) mod vouched;
+#[cfg(feature = "build")]
+pub(crate) mod workers;
 
 use std::collections::BTreeSet;
 use std::env;

@@ -1,5 +1,6 @@
 //! Loads what commands work on: the pipeline file with its pins, the store, finished outputs.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use smelt_exec::SHARED;
 use smelt_plan::pipeline::Overrides;
 use smelt_plan::plan::{From, HubPin, Pin, Stage, StageOrder};
-use smelt_plan::share::{Led, SharedKeys};
+use smelt_plan::share::{self, Led, SharedKeys};
 use smelt_plan::text::nearest;
 use smelt_plan::{Digest, Kind, Pipeline, Plan, Side, StageId};
 use smelt_store::{Lookup, Store, Wait};
@@ -48,14 +49,53 @@ pub(crate) enum Access {
     Use,
     /// To say what a build would do, on a read-only disk too.
     Look,
-    /// To build what the stages of one side need, or everything.  Hashing ends early when the flag is set.
-    Build(Wait, Arc<AtomicBool>, Option<Side>),
+    /// To build a part of a pipeline.  Hashing ends early when the flag is set.
+    Build(Wait, Arc<AtomicBool>, Part),
+}
+
+/// What of a pipeline is built.
+#[derive(Clone)]
+pub(crate) enum Part {
+    /// All, or what of it is wanted.
+    All,
+    /// What the stages of one side need.
+    Side(Side),
+    /// Stages of which some others are made, whose outputs are given.
+    Behind {
+        /// The stages.
+        only: Vec<String>,
+        /// Those that are given.
+        given: Vec<String>,
+    },
+}
+
+impl Part {
+    /// The stages that may have to be built.
+    fn stages(&self, plan: &Plan) -> Result<BTreeSet<StageId>, Failed> {
+        match self {
+            Self::All => Ok(plan.wanted(&[])),
+            Self::Side(side) => Ok(share::may_build(plan, *side)),
+            Self::Behind { only, given } => {
+                let find = |name: &String| Ok(plan.find(name)?);
+                let only = only.iter().map(find).collect::<Result<Vec<_>, Failed>>()?;
+                let given = given.iter().map(|name| Ok((find(name)?, Digest::of(b"given"))));
+                let given = given.collect::<Result<BTreeMap<_, _>, Failed>>()?;
+                let mut built = plan.closure_but(&only, &given);
+                built.retain(|id| !given.contains_key(id));
+                Ok(built)
+            }
+        }
+    }
 }
 
 impl Access {
     /// Whether all that the pipeline names must be here.
     fn needs_all(&self, pipeline: &Pipeline) -> bool {
-        matches!(self, Self::Build(_, _, None)) || !pipeline.has_sides()
+        match self {
+            Self::Build(_, _, Part::All) => true,
+            Self::Build(_, _, Part::Behind { .. }) => false,
+            _ => !pipeline.has_sides(),
+        }
     }
 }
 
@@ -153,8 +193,8 @@ pub(crate) fn plan(flags: &PipelineFlags, access: Access) -> Result<Loaded, Fail
         Access::Build(_, stop, _) => Ask::HubForRun(stop),
     };
     let asked = match &access {
-        Access::Build(_, _, Some(side)) => Some(pins::hubs_of(&pipeline, *side)?),
-        _ => None,
+        Access::Use | Access::Look | Access::Build(_, _, Part::All) => None,
+        Access::Build(_, _, part) => Some(pins::hubs_of(&pipeline, |plan| part.stages(plan))?),
     };
     let mut absent = Absent::new();
     let missed = (!access.needs_all(&pipeline)).then_some(&mut absent);

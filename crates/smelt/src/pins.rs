@@ -15,7 +15,7 @@ use std::time::Duration;
 use smelt_hub::{Address, Hub, HubError, Resolved};
 use smelt_plan::pipeline::{InputRef, StageSpec};
 use smelt_plan::plan::{HubPin, Pin};
-use smelt_plan::{Digest, Kind, Pins, Pipeline, Plan, Side, StageName, share};
+use smelt_plan::{Digest, Kind, Pins, Pipeline, Plan, StageId, StageName};
 use smelt_store::{DigestError, Store, is_disk_failing};
 
 use crate::console::tell;
@@ -67,17 +67,22 @@ pub(crate) struct Addresses {
     pub(crate) asked: Option<BTreeSet<String>>,
 }
 
-/// The `hf:` that a side may have to fetch: a board without a network need not wait for what only its host fetches.
-pub(crate) fn hubs_of(pipeline: &Pipeline, side: Side) -> Result<BTreeSet<String>, Failed> {
+/// The `hf:` that may have to be fetched where these stages are built: a board without a network need not wait for what only
+/// its host fetches.
+pub(crate) fn hubs_of(
+    pipeline: &Pipeline,
+    built: impl FnOnce(&Plan) -> Result<BTreeSet<StageId>, Failed>,
+) -> Result<BTreeSet<String>, Failed> {
     let plan = Plan::build(pipeline, &none(pipeline))?;
-    let built = share::may_build(&plan, side);
+    let built = built(&plan)?;
     let names: BTreeSet<&StageName> = built.iter().map(|id| &plan.stage(*id).name).collect();
     let stages = pipeline.stages.iter().filter(|stage| names.contains(&stage.name));
     let hub = |from: &InputRef| match from {
         InputRef::Hub(text) => Some(text.clone()),
         InputRef::Stage(_) | InputRef::Path(_) => None,
     };
-    Ok(stages.flat_map(|stage| &stage.inputs).filter_map(|input| hub(&input.from)).collect())
+    let inputs = stages.flat_map(|stage| &stage.inputs);
+    Ok(inputs.filter_map(|input| hub(&input.from)).collect())
 }
 
 /// Stages of which something that they name is not here, and what a run says that wants to build one.
@@ -121,7 +126,7 @@ pub(crate) fn all(
         let absent = device::absent(pipeline, &device);
         absent.iter().for_each(|line| tell(format_args!("warning: {line}")));
     }
-    let (tools, mut unread) = tools::all(pipeline, folder, store, absent.as_deref_mut())?;
+    let (tools, mut unread) = tools::all(pipeline, &device, folder, store, absent.as_deref_mut())?;
     for stage in &pipeline.stages {
         let why = stage.inputs.iter().find_map(|input| match &input.from {
             InputRef::Path(path) => lost.get(path),

@@ -64,6 +64,9 @@ impl Display {
                 "{} is being built by another run; waiting for it",
                 self.label(*stage)
             )),
+            Progress::Elsewhere(stage, line) => {
+                self.line(&format!("{} is built elsewhere: {line}", self.label(*stage)));
+            }
             Progress::Queued(stage, what) => {
                 self.line(&format!("{} waits for {what}", self.label(*stage)));
             }

@@ -16,6 +16,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
+use smelt_plan::device::Facts;
 use smelt_plan::explain::bounded;
 use smelt_plan::kind::engine_build::GraphBackend;
 use smelt_plan::kind::{BACKEND, TOOL, WRITES};
@@ -40,20 +41,22 @@ const NAMED_MAX: usize = 5;
 /// What the kernel shows as files is no program.
 const NOT_FILES: [&str; 3] = ["/dev", "/proc", "/sys"];
 
-/// The tools of every stage that has any, and why stages have one that a failing disk does not give; `folder` is
-/// where the pipeline lies.  A stage whose tools are not here is put into `absent`, if there is such a list.
+/// The tools of every stage that has any and is built on this `device`, and why stages have one that a failing disk does not
+/// give; `folder` is where the pipeline lies.  A stage whose tools are not here is put into `absent`, if there is such a list.
 ///
 /// # Errors
 /// A tool that is declared and not there, or one that cannot be read for another reason.
 pub(crate) fn all(
     pipeline: &Pipeline,
+    device: &Facts,
     folder: &Path,
     store: &Store,
     mut absent: Option<&mut Absent>,
 ) -> Result<WithUnread<StageName, Vec<Tool>>, Failed> {
     let (mut all, mut unread) = (BTreeMap::new(), BTreeMap::new());
     let beside = Beside::of(folder);
-    for spec in &pipeline.stages {
+    // What builds a stage elsewhere has its own.
+    for spec in pipeline.stages.iter().filter(|spec| !spec.is_elsewhere(device)) {
         let (found, why) = match of_stage(spec, &beside, store, &pipeline.file) {
             Ok(found) => found,
             Err(failed) => {

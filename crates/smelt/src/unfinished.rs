@@ -12,7 +12,7 @@ use smelt_plan::{Digest, Earlier, Side};
 use smelt_store::{RunId, Store};
 
 use crate::exit::Failed;
-use crate::flags::{FleetFlags, PipelineFlags, Push, PushLimits, RunFlags};
+use crate::flags::{FleetFlags, PipelineFlags, Push, PushLimits, RunFlags, WORKER_WAIT};
 use crate::history::{History, WARM_UP};
 
 /// So many runs are looked back at: whoever lets more pass does not go on, but begins.
@@ -49,6 +49,10 @@ pub(crate) struct RunArguments {
     push_limits: PushLimits,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     heartbeat: Option<Duration>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    given: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    worker_wait: Option<Duration>,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -77,6 +81,8 @@ impl RunArguments {
             push: flags.push,
             push_limits: flags.push_limits.clone(),
             heartbeat: flags.heartbeat,
+            given: flags.given.clone(),
+            worker_wait: Some(flags.worker_wait).filter(|wait| *wait != WORKER_WAIT),
         })
     }
 
@@ -103,6 +109,8 @@ impl RunArguments {
             push: self.push,
             push_limits: self.push_limits.clone(),
             heartbeat: self.heartbeat,
+            given: self.given.clone(),
+            worker_wait: self.worker_wait.unwrap_or(WORKER_WAIT),
             no_wait: false,
             events: false,
             warm_up: false,

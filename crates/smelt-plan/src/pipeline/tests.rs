@@ -473,6 +473,20 @@ fn device_facts_are_words_of_a_table() {
 }
 
 #[test]
+fn the_machine_that_builds_a_stage_is_said_by_facts() {
+    let text = "smelt = 1\nname = \"d\"\n[stage.a]\nkind = \"command\"\nargv = [\"x\"]\n\
+        outputs = [\"o\"]\nwhere = { sm = \"87\", arch = \"aarch64\" }\n";
+    let stage = parse(text, &[]).unwrap().stages.remove(0);
+    assert_eq!(
+        stage.machine.into_iter().collect::<Vec<_>>(),
+        [("arch", "aarch64".to_owned()), ("sm", "87".to_owned())]
+    );
+    let wrong = |to: &str| parse(&text.replace("sm = \"87\"", to), &[]).unwrap_err().to_string();
+    assert!(wrong("colour = \"red\"").contains("\"colour\" is no fact about a device"));
+    assert!(wrong("sm = 87").contains("\"sm\" must be a text in quotes"));
+}
+
+#[test]
 fn what_a_back_end_depends_on_joins_what_a_stage_declares() {
     let text = "smelt = 1\nname = \"d\"\n[stage.c]\nkind = \"source\"\nfrom = \"path:c\"\n\
         [stage.o]\nkind = \"onnx-export\"\ncheckpoint = \"c\"\n\

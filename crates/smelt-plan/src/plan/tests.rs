@@ -447,3 +447,43 @@ fn a_program_that_no_key_covers_is_shared_only_where_its_stage_says_so() {
     assert_eq!(shared("share = false\n", tool).0, [false, false]);
     assert_eq!(shared("", Vec::new()).1, shared("share = true\n", Vec::new()).1, "it is in a key");
 }
+
+#[test]
+fn a_stage_of_another_machine_is_keyed_by_what_is_said_of_that() {
+    let text =
+        ENGINE.replace("[stage.d]", "where = { sm = \"87\", arch = \"aarch64\" }\n[stage.d]");
+    assert_ne!(text, ENGINE);
+    let of = |text: &str, device: &[(&'static str, &str)]| {
+        let plan = built_by(text, &["sm", "cuda"], device);
+        let stage = plan.stage(plan.find("e").unwrap()).clone();
+        (stage.elsewhere, stage.device, stage.recipe_key)
+    };
+    let orin = [("sm", "87"), ("arch", "aarch64"), ("cuda", "12.6")];
+    let (elsewhere, device, there) = of(&text, &orin);
+    assert_eq!(elsewhere, None, "this is such a machine");
+    assert_eq!((device.len(), there), (2, of(ENGINE, &orin).2), "where it is built enters no key");
+    let desk = [("sm", "89"), ("arch", "x86_64"), ("cuda", "12.6")];
+    let (elsewhere, device, key) = of(&text, &desk);
+    assert_eq!(elsewhere.unwrap()["arch"], "aarch64");
+    assert_eq!(device, [("sm", "87".to_owned())], "its CUDA is not known here");
+    assert!(key != there && key != of(ENGINE, &desk).2);
+    assert_eq!(key, of(&text, &[]).2, "whatever is true here");
+    // Where all that counts is said, the key is that which the machine itself has.
+    let all = text.replace("sm = \"87\",", "sm = \"87\", cuda = \"12.6\",");
+    assert_eq!(of(&all, &desk).2, of(&all, &orin).2);
+}
+
+#[test]
+fn a_content_key_follows_from_what_another_machine_says_of_itself() {
+    let text = ENGINE.replace("[stage.d]", "where = { sm = \"87\" }\n[stage.d]");
+    let orin = built_by(&text, &["sm", "cuda"], &[("sm", "87"), ("cuda", "12.6")]);
+    let desk = built_by(&text, &["sm", "cuda"], &[("sm", "89"), ("cuda", "13.0")]);
+    let id = desk.find("e").unwrap();
+    let input = Digest::from_bytes([1; 32]);
+    let inputs = [("checkpoint".to_owned(), input)];
+    let there = orin.content_key(id, |_| input);
+    let said = orin.stage(id).device.clone();
+    assert_eq!(desk.content_key_by(id, &said, &[], &inputs), Some(there));
+    assert_ne!(desk.content_key_by(id, &said[..1], &[], &inputs), Some(there));
+    assert_ne!(desk.content_key_of(id, &inputs), Some(there), "a fact is not known here");
+}

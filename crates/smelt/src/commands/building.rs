@@ -1,6 +1,6 @@
 //! Runs the commands of the half that builds.
 
-use super::{build, calibrate, export, fit, init, onnx, plan, quantize, resume, run};
+use super::{build, calibrate, export, fit, init, onnx, plan, quantize, resume, run, worker};
 use crate::exit::{Exit, Failed};
 use crate::flags::{ModelCommand, PipelineCommand};
 
@@ -13,6 +13,7 @@ pub(crate) fn pipeline(command: &PipelineCommand) -> Result<Exit, Failed> {
         PipelineCommand::Run(flags) => run::run(flags),
         PipelineCommand::Resume(flags) => resume::run(flags),
         PipelineCommand::Plan(flags) => plan::run(flags),
+        PipelineCommand::Worker(flags) => worker::run(flags),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `smelt fleet`: keys, whom this machine believes, what the server says.  `smelt cache push|pull` too.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -27,7 +27,7 @@ use crate::fleet::pull::{self, Wanted};
 use crate::fleet::push::{self, Outcome, Shelf, push_each};
 use crate::fleet::vouched;
 use crate::fleet::{Fleet, judging_time, key_file, make_folder_of, now, signer, trust, trust_file};
-use crate::load::{self, Access, Loaded};
+use crate::load::{self, Access, Loaded, Part};
 use crate::stop::stop_flag;
 use crate::table::{Table, bytes};
 
@@ -213,11 +213,12 @@ pub(crate) fn pushed_table(loaded: &Loaded, outcomes: &[(StageId, Outcome)]) -> 
 pub(crate) fn pull(flags: &ShareFlags) -> Result<Exit, Failed> {
     let stop = stop_flag()?;
     let fleet = Fleet::open(&flags.fleet, &stop)?;
-    let loaded = load::plan(&flags.pipeline, Access::Build(Wait::Yes, stop.clone(), None))?;
+    let loaded = load::plan(&flags.pipeline, Access::Build(Wait::Yes, stop.clone(), Part::All))?;
     let only = flags.only.iter().map(|name| Ok(loaded.plan.find(name)?));
     let only = only.collect::<Result<Vec<_>, Failed>>()?;
     let doubted = vouched::doubted_stages(&loaded.plan, &loaded.store, &fleet.trust)?;
-    let wanted = Wanted { only: &only, force: &BTreeSet::new(), doubted: &doubted };
+    let (force, given) = (&BTreeSet::new(), &BTreeMap::new());
+    let wanted = Wanted { only: &only, force, doubted: &doubted, given };
     let pulled = pull::pull(Some(&fleet), &loaded, &wanted, &stop)?;
     counted::add(&loaded.store, &pulled.counts);
     let lacks = pulled.targets.iter().filter(|id| !pulled.known.contains_key(id));

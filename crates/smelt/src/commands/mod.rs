@@ -59,3 +59,5 @@ mod consent;
 mod open;
 mod seats;
 mod target;
+#[cfg(feature = "build")]
+mod worker;

@@ -6,7 +6,7 @@ use smelt_forecast::Fits;
 use smelt_plan::admission::Basis;
 use smelt_plan::kind::STRICT;
 use smelt_plan::plan::{HubPin, Stage};
-use smelt_plan::{Plan, StageId};
+use smelt_plan::{Plan, StageId, device};
 
 use crate::checkpoints::Checkpoints;
 use crate::console::answer;
@@ -142,6 +142,10 @@ fn why(story: &Story<'_>, id: StageId) -> String {
     if let Some(why) = &story.loaded.plan.stage(id).unread {
         return why.clone();
     }
+    let elsewhere = story.loaded.plan.stage(id).elsewhere.as_ref();
+    if let Some(machine) = elsewhere.filter(|_| !matches!(standing, Standing::Hit { .. })) {
+        return format!("built where {}", device::words(machine));
+    }
     let mut changes = story.changes(id);
     match (standing, changes.len()) {
         (Standing::Hit { .. }, 0) | (Standing::Unknown { .. }, 0) => String::new(),
@@ -187,6 +191,7 @@ fn as_json(
         "name": stage.name,
         "kind": stage.kind,
         "on": stage.on.map(|side| side.name()),
+        "where": stage.elsewhere,
         "status": standing.word(),
         "reason": story.verdict(id),
         "changes": story.changes(id),

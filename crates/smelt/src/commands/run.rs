@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::thread;
 use std::time::{Instant, SystemTime};
 
 use serde_json::Value;
 use smelt_exec::{
-    Confinement, Progress, RunReport, RunStatus, Runner, Signatures, StageReport, StageStatus, Task,
+    Asking, Confinement, Progress, RunReport, RunStatus, Runner, Signatures, StageReport,
+    StageStatus, Task,
 };
 use smelt_fleet::lease::{Holder, Lease};
 use smelt_forecast::{Alike, Forecasts, Towers};
@@ -26,10 +28,11 @@ use crate::events::{self, Events};
 use crate::exit::{Exit, Failed};
 use crate::flags::RunFlags;
 use crate::fleet::sharing::{self, Sharing};
+use crate::fleet::workers::{Asked, Workers};
 use crate::ladder;
 use crate::last_run::{self, LastRun};
 use crate::leftovers::{clear_dead, finish};
-use crate::load::{self, Access, Loaded, Standing};
+use crate::load::{self, Access, Loaded, Part, Standing};
 use crate::memo::Memo;
 use crate::progress::Display;
 use crate::reboot;
@@ -60,7 +63,7 @@ pub(crate) fn run(flags: &RunFlags) -> Result<Exit, Failed> {
 pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
     let wait = if flags.no_wait { Wait::No } else { Wait::Yes };
     let stop = stop_flag()?;
-    let access = Access::Build(wait, stop.clone(), flags.on);
+    let access = Access::Build(wait, stop.clone(), part(flags)?);
     let (signer, board) = (sharing::signer(flags)?, sharing::board(flags)?);
     let announce = |report: &RunReport| board.iter().for_each(|it| sharing::announce(it, report));
     let memo = Memo::of(flags)?;
@@ -115,6 +118,15 @@ pub(crate) fn run_as(flags: &RunFlags, start: Start) -> Result<Exit, Failed> {
         reboot::reboot(store.root());
     }
     Ok(exit)
+}
+
+/// What of the pipeline the flags want built.
+fn part(flags: &RunFlags) -> Result<Part, Failed> {
+    if flags.given.is_some() {
+        let given = sharing::given_by_name(flags)?.into_keys().collect();
+        return Ok(Part::Behind { only: flags.only.clone(), given });
+    }
+    Ok(flags.on.map_or(Part::All, Part::Side))
 }
 
 impl Start {
@@ -182,26 +194,32 @@ impl Begun<'_> {
     ) -> Result<RunReport, Failed> {
         let (flags, folder) = (self.flags, self.flags.pipeline.folder());
         let Loaded { plan, store, .. } = self.loaded;
-        let runner = Runner {
-            plan,
-            store,
-            run: self.run,
-            check,
-            forecasts,
-            overcommit: flags.overcommit,
-            kept_bytes: flags.keep_free.unwrap_or(0),
-            must_hold: flags.require_confinement,
-            tokens: Some(load::tokens()),
-            priority: flags.priority,
-            orders: &|task: &Task<'_>| stage::order::order(task, folder),
-            warm_ups: &|warm_up: &WarmUp| ladder::warm_up(warm_up, folder, store),
-            folder,
-            is_rebooted: self.left.is_rebooted(),
-            command: &self.command,
-            signatures: &self.signatures,
-            progress,
-        };
-        Ok(runner.run(wishes)?)
+        let workers = Workers::new(flags, self.loaded);
+        thread::scope(|scope| {
+            let asked = Asked::new(scope, &workers);
+            let ask = |asking: &Asking| asked.ask(asking);
+            let runner = Runner {
+                plan,
+                store,
+                run: self.run,
+                check,
+                forecasts,
+                overcommit: flags.overcommit,
+                kept_bytes: flags.keep_free.unwrap_or(0),
+                must_hold: flags.require_confinement,
+                tokens: Some(load::tokens()),
+                priority: flags.priority,
+                orders: &|task: &Task<'_>| stage::order::order(task, folder),
+                elsewhere: workers.is_any().then_some(&ask),
+                warm_ups: &|warm_up: &WarmUp| ladder::warm_up(warm_up, folder, store),
+                folder,
+                is_rebooted: self.left.is_rebooted(),
+                command: &self.command,
+                signatures: &self.signatures,
+                progress,
+            };
+            Ok(runner.run(wishes)?)
+        })
     }
 
     /// Writes down what the next run wants to know.

@@ -27,6 +27,8 @@ pub(crate) enum PipelineCommand {
     Resume(Whatever),
     #[command(hide = true)]
     Plan(Whatever),
+    #[command(hide = true)]
+    Worker(Whatever),
 }
 
 impl PipelineCommand {
@@ -39,6 +41,7 @@ impl PipelineCommand {
             Self::Run(_) => "run",
             Self::Resume(_) => "resume",
             Self::Plan(_) => "plan",
+            Self::Worker(_) => "worker",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     BuildFlags, CalibrateFlags, ExportFlags, FitFlags, InitFlags, OnnxCommand, PlanFlags,
-    QuantizeFlags, ResumeFlags, RunFlags,
+    QuantizeFlags, ResumeFlags, RunFlags, WorkerFlags,
 };
 
 // Comments of these two would be taken for help of smelt itself.
@@ -20,6 +20,8 @@ pub(crate) enum PipelineCommand {
     Resume(ResumeFlags),
     /// Say what a run would do, without doing it
     Plan(PlanFlags),
+    /// Build what those that are believed ask a scheduler of the Remote Execution API for
+    Worker(WorkerFlags),
 }
 
 #[derive(Debug, clap::Subcommand)]

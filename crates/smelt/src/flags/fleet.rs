@@ -90,6 +90,13 @@ pub(crate) fn heartbeat(text: &str) -> Result<Every, String> {
     Err("write a time from 10s to 1h".to_owned())
 }
 
+/// How long a stage waits for a worker where nobody says so: a board that reboots is back in two minutes.
+pub(crate) const WORKER_WAIT: Duration = Duration::from_secs(600);
+
+pub(crate) fn worker_wait(text: &str) -> Result<Duration, String> {
+    quantity::duration(text).map_err(|error| error.to_string())
+}
+
 /// Whether this board is announced, and where.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Fleet")]
@@ -210,6 +217,8 @@ pub(crate) enum Purpose {
     Delivery,
     /// That its board is here, and nothing else
     Heartbeat,
+    /// That a worker builds what it asks for
+    Work,
 }
 
 impl From<Purpose> for smelt_fleet::trust::Purpose {
@@ -219,8 +228,25 @@ impl From<Purpose> for smelt_fleet::trust::Purpose {
             Purpose::Device => Self::Device,
             Purpose::Delivery => Self::Delivery,
             Purpose::Heartbeat => Self::Heartbeat,
+            Purpose::Work => Self::Work,
         }
     }
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Fleet")]
+pub(crate) struct WorkerFlags {
+    #[command(flatten)]
+    pub(crate) fleet: FleetFlags,
+    /// What the server calls this worker (default: the machine's name)
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// End behind the first piece of work
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Memory that stages leave to other programs, as in 1GiB
+    #[arg(long, value_name = "SIZE", env = "SMELT_KEEP_FREE", value_parser = super::size)]
+    pub(crate) keep_free: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -230,8 +256,8 @@ pub(crate) struct TrustFlags {
     /// What to call it
     #[arg(long)]
     pub(crate) name: String,
-    /// What it may vouch for: portable results, those of a device, deliveries, or no more than that its board is here
-    /// (default: the first two)
+    /// What it may vouch for: portable results, those of a device, deliveries, no more than that its board is here, or what
+    /// it has workers build (default: the first two)
     #[arg(long = "for", value_name = "WHAT", value_delimiter = ',')]
     pub(crate) purposes: Vec<Purpose>,
     /// Results of a device count only where this fact of it holds, as in sm=87 (may be given several times)

@@ -18,7 +18,9 @@ use smelt_fleet::pull::{Offer, PullError, offer, offer_of};
 use smelt_fleet::remote::{Found, Key, Remote as _};
 use smelt_fleet::site::{self, Site, Wire};
 use smelt_fleet::statement::{Provenance, Statement};
-use smelt_plan::plan::Stage;
+use smelt_fleet::work::InputOutput;
+use smelt_plan::device::FACTS;
+use smelt_plan::plan::{Pin, Stage, Tool};
 use smelt_plan::{Digest, Plan, StageId};
 use smelt_store::{Holder, KeyLock, Output, OutputItem, SealError, Store};
 
@@ -121,6 +123,68 @@ pub(crate) struct Wanted<'a> {
     pub(crate) force: &'a BTreeSet<StageId>,
     /// Those whose outputs here are not vouched for any more.
     pub(crate) doubted: &'a BTreeMap<StageId, String>,
+    /// Outputs that are to be taken whatever they were made of here.
+    pub(crate) given: &'a BTreeMap<StageId, InputOutput>,
+}
+
+/// A stage's output that a worker has built, of inputs that are here, and the key under which it counts here.
+pub(crate) struct Built<'a> {
+    pub(crate) stage: StageId,
+    /// The content key that it has there.
+    pub(crate) key: Digest,
+    pub(crate) under: Digest,
+    pub(crate) inputs: &'a [(StageId, Digest)],
+}
+
+/// Fetches and seals what a worker has built.
+pub(crate) fn take_built(
+    fleet: &Fleet,
+    loaded: &Loaded,
+    built: &Built<'_>,
+    stop: &Arc<AtomicBool>,
+) -> Result<(), Failed> {
+    let none = BTreeMap::new();
+    let mut pulling = Pulling::new(Some(fleet), loaded, &none, stop)?;
+    let found = offer(&fleet.client, Key::Content(built.key), &fleet.trust, pulling.time);
+    let found = found.map_err(|error| pulling.failed(&error))?;
+    let lost = || Failed::new(Exit::StageFailed, "it has built it, and nothing is published");
+    let offer = found.ok_or_else(lost)?;
+    if !is_built_of(&loaded.plan, built, &offer.vouched.statement) {
+        let message = "what the worker has published was made of something else, or in another way";
+        return Err(Failed::new(Exit::StageFailed, message));
+    }
+    pulling.take_as(&offer, &built.under, 0)?;
+    Ok(loaded.store.sync()?)
+}
+
+/// Whether a statement is of this stage as this plan has it, made of what is here on a machine as the stage wants it.
+fn is_built_of(plan: &Plan, built: &Built<'_>, statement: &Statement) -> bool {
+    let (stage, said) = (plan.stage(built.stage), &statement.provenance);
+    let machine = stage.elsewhere.as_ref();
+    let is_there = |(fact, value): (&String, &String)| {
+        let wanted = machine.and_then(|machine| machine.get(fact.as_str()));
+        wanted.is_none_or(|wanted| wanted == value)
+    };
+    let tree =
+        |need: StageId| built.inputs.iter().find(|(id, _)| *id == need).map(|(_, tree)| *tree);
+    let is_made_of =
+        stage.inputs.iter().zip(&said.inputs).all(|(input, (_, digest))| match input.from {
+            smelt_plan::plan::From::Stage(id) => tree(id) == Some(*digest),
+            _ => true,
+        });
+    let fact = |(fact, value): (&String, &String)| {
+        let fact = FACTS.into_iter().find(|known| known == fact)?;
+        Some((fact, value.clone()))
+    };
+    let device: Option<Vec<(&'static str, String)>> = said.device.iter().map(fact).collect();
+    let tool = |(name, digest): &(String, Digest)| Tool {
+        name: name.clone(),
+        pin: Pin { path: PathBuf::new(), digest: *digest },
+    };
+    let tools: Vec<Tool> = said.tools.iter().map(tool).collect();
+    let key =
+        device.and_then(|device| plan.content_key_by(built.stage, &device, &tools, &said.inputs));
+    said.device.iter().all(is_there) && is_made_of && key == Some(statement.key)
 }
 
 /// Takes an output that is here or in the fleet, else what it is made of.  What cannot be had is told in one line and left to
@@ -132,13 +196,15 @@ pub(crate) fn pull(
     stop: &Arc<AtomicBool>,
 ) -> Result<Pulled, Failed> {
     let Loaded { plan, store, .. } = loaded;
-    let Wanted { only, force, doubted } = *wanted;
+    let Wanted { only, force, doubted, given } = *wanted;
     let mut targets = if only.is_empty() { sinks(plan) } else { only.to_vec() };
     let forced: Vec<StageId> = force.iter().filter(|id| !targets.contains(id)).copied().collect();
     targets.extend(forced);
     // What is made of a stage that is built anew may come out another way; of one that names what is not here, keys mean
     // nothing.
-    let is_built = |id, stage: &Stage| force.contains(&id) || stage.unread.is_some();
+    let is_built = |id, stage: &Stage| {
+        force.contains(&id) || stage.unread.is_some() || given.contains_key(&id)
+    };
     let built = with_dependents(plan, is_built);
     let mut pulling = Pulling::new(fleet, loaded, doubted, stop)?;
     let mut needed: BTreeSet<StageId> = targets.iter().copied().collect();
@@ -150,7 +216,11 @@ pub(crate) fn pull(
         if !needed.contains(&id) || stage.given().is_some() {
             continue;
         }
-        let found = if built.contains(&id) { None } else { pulling.found(id)? };
+        let found = match keyed(plan, id, given) {
+            Some(key) if !force.contains(&id) => pulling.found_by(id, key)?,
+            None if !built.contains(&id) => pulling.found(id)?,
+            _ => None,
+        };
         match found {
             Some(key) => drop(known.insert(id, key)),
             None => needed.extend(stage.needs()),
@@ -162,6 +232,17 @@ pub(crate) fn pull(
     let counts = Counts { server_bytes, peer_bytes, disk_bytes, ..counts };
     let _holder = holder;
     Ok(Pulled { targets, known, fetched, bytes, kept, neighbours, local, counts, is_lost, _holder })
+}
+
+/// The content key of a stage that follows from what was given: its own, or that of what is made of nothing else.
+fn keyed(plan: &Plan, id: StageId, given: &BTreeMap<StageId, InputOutput>) -> Option<Digest> {
+    if let Some(own) = given.get(&id) {
+        return Some(own.key);
+    }
+    let stage = plan.stage(id);
+    let mut needs = stage.needs().peekable();
+    let follows = needs.peek().is_some() && needs.all(|need| given.contains_key(&need));
+    (follows && stage.unread.is_none()).then(|| plan.content_key(id, |need| given[&need].tree))
 }
 
 struct Pulling<'a> {
@@ -278,6 +359,39 @@ impl<'a> Pulling<'a> {
         }
     }
 
+    /// The same of a stage whose content key is known, whatever its recipe is here.
+    fn found_by(&mut self, id: StageId, key: Digest) -> Result<Option<Digest>, Failed> {
+        self.hold(&[key])?;
+        if self.store.lookup(&key)?.hit().is_some() {
+            return Ok(Some(key));
+        }
+        let Some(fleet) = self.fleet.filter(|_| !self.is_lost && !self.is_stopped()) else {
+            return Ok(None);
+        };
+        let stage = self.plan.stage(id);
+        let offer = match offer(&fleet.client, Key::Content(key), &fleet.trust, self.time) {
+            Ok(Some(offer)) => offer,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                self.refuse(stage, &error);
+                return Ok(None);
+            }
+        };
+        match self.take_as(&offer, &key, 0) {
+            Ok(()) => {
+                let Vouched { statement, by } = &offer.vouched;
+                let (tree, bytes) = (statement.tree, statement.files.bytes());
+                self.fetched.push(Taken { stage: id, tree, bytes, by: by.clone() });
+                Ok(Some(key))
+            }
+            Err(failed) if failed.exit == Exit::Interrupted => Err(failed),
+            Err(failed) => {
+                self.refuse(stage, &failed);
+                Ok(None)
+            }
+        }
+    }
+
     /// The content key of a stage whose output is here, from now on if the fleet has it.
     fn found(&mut self, id: StageId) -> Result<Option<Digest>, Failed> {
         let stage = self.plan.stage(id);
@@ -375,15 +489,21 @@ impl<'a> Pulling<'a> {
             );
             return Err(Failed::new(Exit::StageFailed, message));
         }
+        self.take_as(offer, &statement.key, depth)
+    }
+
+    /// The same of an output that has been found to be the one that is meant; `key` is the one that leads to it here.
+    fn take_as(&mut self, offer: &Offer, key: &Digest, depth: u32) -> Result<(), Failed> {
+        let statement = &offer.vouched.statement;
         saw_time(self.store, statement.finished);
-        self.hold(&[statement.key])?;
+        self.hold(&[*key])?;
         for tree in &statement.refers {
             if !self.is_whole(tree)? {
                 self.take_named(tree, depth + 1)?;
             }
         }
-        let _lock = self.locked(&statement.key)?;
-        match self.store.lookup(&statement.key)?.hit() {
+        let _lock = self.locked(key)?;
+        match self.store.lookup(key)?.hit() {
             // Somebody who is believed has signed the very bytes: who did is written down.
             Some(here) if here.digest == statement.tree && self.is_doubted(&here) => {}
             Some(here) if here.digest == statement.tree => return Ok(()),
@@ -393,10 +513,10 @@ impl<'a> Pulling<'a> {
             }
             None => {}
         }
-        let folder = self.store.pull_dir(&statement.key)?;
+        let folder = self.store.pull_dir(key)?;
         self.has_room(statement.files.bytes().saturating_sub(offer.bytes_in(&folder)))?;
-        self.fetch(offer, &folder)?;
-        self.seal(offer, &folder)
+        self.fetch(offer, key, &folder)?;
+        self.seal(offer, key, &folder)
     }
 
     fn is_doubted(&self, output: &Output) -> bool {
@@ -417,7 +537,7 @@ impl<'a> Pulling<'a> {
         }
     }
 
-    fn fetch(&mut self, offer: &Offer, folder: &Path) -> Result<(), Failed> {
+    fn fetch(&mut self, offer: &Offer, key: &Digest, folder: &Path) -> Result<(), Failed> {
         let statement = &offer.vouched.statement;
         let fleet = self.fleet.expect("somebody offered it");
         let local = offer.local(&self.older(&statement.provenance)?);
@@ -429,7 +549,7 @@ impl<'a> Pulling<'a> {
             !stop.load(Ordering::Relaxed)
         };
         let (server, seed) = (fleet.paced(), self.seed);
-        let log = PlacesLog::create(&self.store.pull_log(&statement.key), &statement.tree);
+        let log = PlacesLog::create(&self.store.pull_log(key), &statement.tree);
         // Without it neighbours learn of this output when it is whole.
         let into = (folder, log.ok());
         let wire = self.wire.get_or_init(|| fleet.neighbours(self.store, seed));
@@ -454,7 +574,7 @@ impl<'a> Pulling<'a> {
         Ok(())
     }
 
-    fn seal(&mut self, offer: &Offer, folder: &Path) -> Result<(), Failed> {
+    fn seal(&mut self, offer: &Offer, key: &Digest, folder: &Path) -> Result<(), Failed> {
         let Vouched { statement, by } = &offer.vouched;
         let mut record = statement.record.clone();
         let client = &self.fleet.expect("somebody offered it").client;
@@ -469,8 +589,8 @@ impl<'a> Pulling<'a> {
         };
         origin.put(&mut record);
         let kept = (record, statement.refers.as_slice());
-        let sealed = self.store.seal_fetched(&statement.key, folder, kept, &statement.tree);
-        let forget_log = || drop(fs::remove_file(self.store.pull_log(&statement.key)));
+        let sealed = self.store.seal_fetched(key, folder, kept, &statement.tree);
+        let forget_log = || drop(fs::remove_file(self.store.pull_log(key)));
         match sealed {
             Ok(_) => {
                 forget_log();

@@ -9,6 +9,7 @@ use smelt_fleet::beat::{Deployed, Role};
 use smelt_fleet::counts::Counts;
 use smelt_fleet::keys::SigningKey;
 use smelt_fleet::lease::{Lease, LeaseState};
+use smelt_fleet::work::{InputOutput, WORK_BYTES_MAX};
 use smelt_plan::plan::Stage;
 use smelt_plan::schedule::Wishes;
 use smelt_plan::{Kind, StageId};
@@ -24,7 +25,7 @@ use crate::config;
 use crate::console::{tell, warn};
 use crate::exit::{Exit, Failed};
 use crate::flags::{FleetFlags, HeartbeatFlags, Push, RunFlags};
-use crate::load::Loaded;
+use crate::load::{self, Loaded};
 use crate::table::bytes;
 
 /// The key by which a run vouches for what it publishes, where it does.
@@ -59,6 +60,8 @@ pub(crate) struct Sharing<'a> {
     counts: Counts,
     /// By which other builders wait for this run.
     lease: Option<Lease>,
+    /// Outputs of the fleet that what is wanted is made of, whatever they were made of here.
+    given: BTreeMap<StageId, InputOutput>,
 }
 
 impl<'a> Sharing<'a> {
@@ -74,8 +77,9 @@ impl<'a> Sharing<'a> {
         let fleet = open(flags, stop)?;
         let doubted = doubted(flags, loaded, wishes)?;
         let (pulled, counts, lease) = (None, Counts::default(), None);
+        let given = given(flags, loaded)?;
         let mut sharing =
-            Self { flags, loaded, stop, signer, fleet, doubted, pulled, counts, lease };
+            Self { flags, loaded, stop, signer, fleet, doubted, pulled, counts, lease, given };
         if flags.fleet.fleet.is_some() && !flags.is_trial() {
             sharing.share(wishes)?;
         }
@@ -94,6 +98,7 @@ impl<'a> Sharing<'a> {
         let mut has_waited = false;
         loop {
             let pulled = self.pull(wishes)?;
+            self.need_given(&pulled)?;
             wishes.is_share |= wishes.only.is_empty();
             wishes.only.clone_from(&pulled.targets);
             wishes.known.extend(&pulled.known);
@@ -126,12 +131,31 @@ impl<'a> Sharing<'a> {
         for name in &self.flags.check {
             built_anyway.insert(plan.find(name)?);
         }
-        let wanted = Wanted { only: &wishes.only, force: &built_anyway, doubted: &self.doubted };
+        let wanted = Wanted {
+            only: &wishes.only,
+            force: &built_anyway,
+            doubted: &self.doubted,
+            given: &self.given,
+        };
         let pulled = pull::pull(self.fleet.as_ref(), self.loaded, &wanted, self.stop)?;
         if !pulled.fetched.is_empty() {
             tell(pulled.line(plan));
         }
         Ok(pulled)
+    }
+
+    /// Refuses to build what is made of something that was promised and is not to be had.
+    fn need_given(&self, pulled: &Pulled) -> Result<(), Failed> {
+        let plan = &self.loaded.plan;
+        let is_made_of = plan.closure_but(&pulled.targets, &pulled.known);
+        let lacks =
+            self.given.keys().find(|id| is_made_of.contains(id) && !pulled.known.contains_key(id));
+        let lacks = lacks.map(|id| {
+            let message =
+                format!("the fleet does not give what this is made of: {}", plan.stage(*id).name);
+            Failed::new(Exit::NotSeen, message)
+        });
+        lacks.map_or(Ok(()), Err)
     }
 
     /// Publishes what the run has built or found.  What cannot be published is told, and is there all the same.
@@ -177,6 +201,20 @@ impl<'a> Sharing<'a> {
             Outcome::WasThere | Outcome::Kept(_) => {}
         }
     }
+}
+
+/// The outputs that a run is given by its flags.
+fn given(flags: &RunFlags, loaded: &Loaded) -> Result<BTreeMap<StageId, InputOutput>, Failed> {
+    let named = given_by_name(flags)?.into_iter();
+    named.map(|(name, output)| Ok((loaded.plan.find(&name)?, output))).collect()
+}
+
+/// The same by the names of their stages.
+pub(crate) fn given_by_name(flags: &RunFlags) -> Result<BTreeMap<String, InputOutput>, Failed> {
+    let Some(file) = &flags.given else { return Ok(BTreeMap::new()) };
+    let text = load::read_within(file, "what is given", WORK_BYTES_MAX as u64)?;
+    serde_json::from_str(&text)
+        .map_err(|error| Failed::usage(format!("--given {}: {error}", file.display())))
 }
 
 /// Whether this board is announced when the run ends, and where.

@@ -203,7 +203,9 @@ pub(crate) fn to_build(
     let mut keys = Keys::default();
     for id in wanted.into_iter().filter(|id| !wishes.known.contains_key(id)) {
         let stage = plan.stage(id);
-        let may_be_shared = stage.given().is_none() && stage.unread.is_none() && stage.is_shared();
+        // Whoever builds it elsewhere holds its lease there.
+        let is_own = stage.given().is_none() && stage.elsewhere.is_none();
+        let may_be_shared = is_own && stage.unread.is_none() && stage.is_shared();
         let is_made = wishes.force.contains(&id) || doubted.contains_key(&id);
         if may_be_shared && (is_made || !is_here(store, &stage.recipe_key)?) {
             keys.built.insert(stage.recipe_key);
