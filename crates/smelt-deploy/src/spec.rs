@@ -47,7 +47,7 @@ pub fn sealed_name(path: &Path) -> Result<&str, DeployError> {
     proof::name(path).ok_or_else(|| DeployError::given(why()))
 }
 
-/// What a deployment of `checkpoint` called `model` says, whose tokenizer is in `dir`.
+/// What a deployment of `checkpoint` called `model` says, and its tokenizer, which is in `dir`.
 ///
 /// # Errors
 /// What it would be refused for.
@@ -56,13 +56,13 @@ pub fn chat(
     dir: &Path,
     model: &str,
     engines: ChatEngines,
-) -> Result<Spec, DeployError> {
+) -> Result<(Spec, Tokenizer), DeployError> {
     let ChatEngines { vision, llm } = engines;
     let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).map_err(DeployError::model)?;
     let family = family(checkpoint)?;
     let sees = vision.is_some();
     let tower = checkpoint.model().vision.as_ref().filter(|_| sees);
-    Ok(Spec {
+    let spec = Spec {
         format: FORMAT,
         family,
         model: model.to_owned(),
@@ -76,7 +76,8 @@ pub fn chat(
         eos: eos_tokens(dir, &tokenizer)?,
         serving: Serving::default(),
         verified: None,
-    })
+    };
+    Ok((spec, tokenizer))
 }
 
 /// What one of a sentence encoder says, by the checkpoint's own recipe.

@@ -288,18 +288,28 @@ impl Deployment {
         dir: &Path,
         kv: KvOptions,
     ) -> Result<Self, DeploymentError> {
-        Self::open_at(backends, [dir, dir], kv)
+        Self::open_parts(backends, [dir, dir], kv, None)
     }
 
     /// As [`Self::open_with`], of files in `dir` that will lie at `at`, beside their engines, which are there
-    /// already.
+    /// already; its tokenizer has been read.
     ///
     /// # Errors
     /// As [`Self::open`].
     pub fn open_at(
         backends: Backends,
+        places: [&Path; 2],
+        kv: KvOptions,
+        tokenizer: Tokenizer,
+    ) -> Result<Self, DeploymentError> {
+        Self::open_parts(backends, places, kv, Some(tokenizer))
+    }
+
+    fn open_parts(
+        backends: Backends,
         [dir, at]: [&Path; 2],
         kv: KvOptions,
+        tokenizer: Option<Tokenizer>,
     ) -> Result<Self, DeploymentError> {
         let spec = read_spec(dir)?;
         let Engines { vision: seeing, llm: speaking } = spec.engines(backends, at)?;
@@ -309,7 +319,11 @@ impl Deployment {
         let engines = engines_of(seeing.iter().chain([&speaking]))?;
         let clip = spec.clip.as_ref();
         let clip = clip.map(|clip| Similarity::open_at(backends, dir, at, clip)).transpose()?;
-        let opened = Self::of_parts(dir, spec, vision, llm, clip)?;
+        let tokenizer = match tokenizer {
+            Some(tokenizer) => tokenizer,
+            None => Tokenizer::open(&dir.join(TOKENIZER_FILE))?,
+        };
+        let opened = Self::of_parts(dir, (spec, tokenizer), vision, llm, clip)?;
         Ok(Self { engines: Some(engines), ..opened })
     }
 
@@ -379,27 +393,26 @@ impl Deployment {
         self.vision.as_ref().and_then(Vision::untuned).or(self.llm.untuned())
     }
 
-    /// The deployment of engines that are open, with the tokenizer and the chat template of `dir`.
+    /// The deployment of engines that are open, with the chat template of `dir`.
     ///
     /// # Errors
     /// [`DeploymentError`] naming the file or engine and what does not fit.
     pub fn of_engines(
         dir: &Path,
-        spec: Spec,
+        texts: (Spec, Tokenizer),
         vision: Vec<VisionEngine>,
         llm: Box<dyn Decoder>,
     ) -> Result<Self, DeploymentError> {
-        Self::of_parts(dir, spec, vision, llm, None)
+        Self::of_parts(dir, texts, vision, llm, None)
     }
 
     fn of_parts(
         dir: &Path,
-        spec: Spec,
+        (spec, tokenizer): (Spec, Tokenizer),
         vision: Vec<VisionEngine>,
         llm: Box<dyn Decoder>,
         similarity: Option<Similarity>,
     ) -> Result<Self, DeploymentError> {
-        let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE))?;
         let template = Template::open(dir)?;
         let image_token = image_token(dir, &spec, &tokenizer)?;
         let bad = |why| DeploymentError::Bad { path: dir.join(DEPLOYMENT_FILE), why };

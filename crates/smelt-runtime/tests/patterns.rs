@@ -24,6 +24,7 @@ use smelt_runtime::service::{
     Client, Event, EventReceiver, KvMemory, Options, Priority, Refused, Request, Service,
     StartError,
 };
+use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use smelt_runtime::vision::Vision;
 
 /// Patterns that are tried, or as many as `SMELT_PATTERNS` says.
@@ -54,7 +55,8 @@ pub(crate) fn text() -> Arc<Text> {
         smelt_runtime::tokenizer::Tokenizer::open(&dir.join("tokenizer.json")).unwrap().vocab();
     let decoder = SimulatedDecoder::open(kv(1), behaviour(vocab));
     let engines = vec![engine(Duration::ZERO)];
-    Deployment::of_engines(&dir, spec, engines, Box::new(decoder)).unwrap().text
+    let tokenizer = Tokenizer::open(&dir.join(TOKENIZER_FILE)).unwrap();
+    Deployment::of_engines(&dir, (spec, tokenizer), engines, Box::new(decoder)).unwrap().text
 }
 
 /// What is asked, and what becomes of it.

@@ -46,8 +46,8 @@ pub(crate) fn ask(
         question::read(&folder.join(golden::PROMPTS_FILE), None).map_err(DeployError::given)?;
     let vision_dirs = asked.vision.map(|dir| engine_dirs(&[dir])).transpose()?;
     let engines = ChatEngines { vision: vision_dirs, llm: engine_dirs(&[asked.llm])? };
-    let spec = spec::chat(&against, texts, "verified", engines)?;
-    let deployment = Deployment::of_engines(texts, spec, vision, llm.into_decoder()?);
+    let said = spec::chat(&against, texts, "verified", engines)?;
+    let deployment = Deployment::of_engines(texts, said, vision, llm.into_decoder()?);
     let mut deployment = deployment.map_err(DeployError::engine)?;
     let mut complaints = Vec::new();
     for (index, question) in questions.iter().enumerate() {

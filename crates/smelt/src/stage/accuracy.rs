@@ -69,12 +69,12 @@ fn candidate(request: &Request, kv: KvOptions) -> Result<Opened, Failed> {
     let checkpoint = request.checkpoint("checkpoint")?;
     let texts = TextFiles::of(&checkpoint, &request.out, &say)?;
     let (vision, llm) = (request.optional_input("vision"), request.input("llm")?);
-    let spec = deployment::chat_spec(request, &checkpoint, texts.dir(), CANDIDATE)?;
+    let said = deployment::chat_spec(request, &checkpoint, texts.dir(), CANDIDATE)?;
     let engines = Engines { vision: vision.map(Path::to_owned), llm: llm.to_owned() };
     let vision = vision.map(|dir| BACKENDS.vision(dir)).transpose();
     let vision = vision.map_err(DeploymentError::from)?.unwrap_or_default();
     let decoder = BACKENDS.decoder(llm, kv).map_err(DeploymentError::from)?;
-    Ok((Deployment::of_engines(texts.dir(), spec, vision, decoder)?, engines))
+    Ok((Deployment::of_engines(texts.dir(), said, vision, decoder)?, engines))
 }
 
 /// What is asked, and what came of it.

@@ -23,7 +23,7 @@ use smelt_runtime::proof::{Half, Part};
 use smelt_runtime::score::{self, CrossEncoder};
 use smelt_runtime::similarity;
 use smelt_runtime::template::TOOLS_FILE;
-use smelt_runtime::tokenizer::TOKENIZER_FILE;
+use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 use smelt_runtime::upstream as server;
 use smelt_runtime::vision;
 use smelt_serve::Upstream;
@@ -93,14 +93,14 @@ fn engine_dirs(request: &Request, field: &str) -> Result<EngineDirs, Failed> {
     Ok(spec::engine_dirs(&request.inputs_of(field))?)
 }
 
-/// What a deployment of `checkpoint` called `model` says, its tokenizer in `dir`, its engines those that the request
-/// names as `llm` and, where it sees, as `vision`.
+/// What a deployment of `checkpoint` called `model` says, and its tokenizer, which is in `dir`; its engines are those that the
+/// request names as `llm` and, where it sees, as `vision`.
 pub(super) fn chat_spec(
     request: &Request,
     checkpoint: &Checkpoint,
     dir: &Path,
     model: &str,
-) -> Result<Spec, Failed> {
+) -> Result<(Spec, Tokenizer), Failed> {
     let vision = request.optional_input("vision");
     let vision = vision.map(|_| engine_dirs(request, "vision")).transpose()?;
     let engines = ChatEngines { vision, llm: engine_dirs(request, "llm")? };
@@ -198,7 +198,7 @@ fn chat(request: &Request) -> Result<(), Failed> {
     let params: Params = request.typed()?;
     let texts = TextFiles::of(&checkpoint, &request.out, &say)?;
     let dir = texts.dir();
-    let mut spec = chat_spec(request, &checkpoint, dir, &params.model)?;
+    let (mut spec, tokenizer) = chat_spec(request, &checkpoint, dir, &params.model)?;
     spec.serving = serving(&params);
     spec::check_serving(&spec.serving, &checkpoint)?;
     if let Some(tiles) = spec.serving.tiles {
@@ -229,7 +229,8 @@ fn chat(request: &Request) -> Result<(), Failed> {
     loading.opens();
     let at = place(request.input("llm")?);
     let (backends, is_here) = backends(&engines)?;
-    let opened = Deployment::open_at(backends, [&request.out, &at], KvOptions::default());
+    let places = [request.out.as_path(), &at];
+    let opened = Deployment::open_at(backends, places, KvOptions::default(), tokenizer);
     let mut opened = opened.map_err(Failed::model)?;
     // `verify` may be of other engines, and knows no CLIP.
     loading.compares();
