@@ -86,6 +86,7 @@ pub(crate) fn fetch() -> Result<()> {
     if cfg!(target_arch = "x86_64") {
         casd_program()?;
         deliveries::fetch()?;
+        workers::fetch()?;
     }
     Ok(())
 }

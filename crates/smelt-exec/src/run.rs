@@ -722,9 +722,13 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 }
                 Ok(Some(Event::Held(stage)))
             }
-            Elsewhere::Built => match self.look(stage, &key)? {
-                Some(event) => Ok(Some(event)),
-                None => {
+            Elsewhere::Built => match self.runner.store.lookup(&key)? {
+                Lookup::Hit(output) => {
+                    self.note_output(stage, &output);
+                    self.show(&Progress::Elsewhere(stage, "it is here"));
+                    Ok(Some(Event::Sealed(stage, output.digest)))
+                }
+                _ => {
                     let message = "what was built elsewhere is gone again".to_owned();
                     Ok(Some(self.not_started(stage, FailureClass::OutputMissing, message)))
                 }

@@ -207,7 +207,9 @@ impl<'a> Bot<'a> {
             lease.result =
                 Some(Any { type_url: RESULT_TYPE.to_owned(), value: outcome.encode(&worker) });
         }
-        self.update()
+        let told = self.update();
+        // What nobody has heard of is done all the same.
+        told.inspect_err(|_| self.session.leases.clear())
     }
 
     /// Says that no more work is taken; what was not done somebody else is to do.

@@ -55,10 +55,12 @@ pub(crate) use deliver::{
 pub(crate) use doctor::DoctorFlags;
 #[cfg(feature = "build")]
 pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
+#[cfg(feature = "build")]
+pub(crate) use fleet::WorkerFlags;
 pub(crate) use fleet::{
     FleetCommand, FleetFlags, FleetStatusFlags, FleetVerifyFlags, HeartbeatFlags, KeyFlags,
     KeygenFlags, PeerFlags, ProvenanceFlags, Push, PushFlags, PushLimits, ShareFlags, TrustFlags,
-    UntrustFlags, WORKER_WAIT, WorkerFlags,
+    UntrustFlags, WORKER_WAIT,
 };
 pub(crate) use image_options::ImageFlags;
 #[cfg(feature = "build")]

@@ -11,7 +11,7 @@ use serde_json::Value;
 use smelt_cuda::{CudaTarget, nvrtc};
 use smelt_doctor::{Finding, Fix, Severity};
 use smelt_engine::onnxruntime;
-use smelt_plan::device::Facts;
+use smelt_plan::device::{Facts, words};
 use smelt_plan::kind::engine_build::GraphBackend;
 use smelt_plan::kind::verify::WEIGHTS_ONLY;
 use smelt_plan::kind::{BACKEND, SECRETS, TARGET, TOOL, WRITES};
@@ -99,6 +99,10 @@ fn judged(spec: &StageSpec, side: Option<Side>, needs: Vec<Need>) -> Vec<Finding
 }
 
 fn needs(pipeline: &Pipeline, here: &Facts, spec: &StageSpec, folder: &Path) -> Vec<Need> {
+    if spec.is_elsewhere(here) {
+        let name = format!("a worker with {}", words(&spec.machine));
+        return vec![Need { id: "worker", name, found: Ok(String::new()) }];
+    }
     let mut needs = inputs(spec, folder);
     match spec.kind {
         Kind::Command => needs.extend(of_command(spec, folder)),

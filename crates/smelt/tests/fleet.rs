@@ -68,6 +68,60 @@ fn keys_are_believed_and_revoked_by_name() {
     refused(&on_board(&world, &["fleet", "untrust", "bench"]), 2, "trust.toml: line 2");
 }
 
+/// A stage that any machine builds, and one that is built where CUDA is of a version that nobody has.
+const ELSEWHERE: &str = "smelt = 1\nname = \"far\"\n\
+    [stage.near]\nkind = \"command\"\nargv = [\"sh\", \"-c\", \"echo near > o\"]\noutputs = [\"o\"]\n\
+    [stage.far]\nkind = \"command\"\nargv = [\"/opt/nobody/has/this\"]\noutputs = [\"o\"]\ninputs = [\"near\"]\n\
+    where = { cuda = \"0.1\" }\n";
+
+#[test]
+fn what_is_built_elsewhere_is_not_built_here_and_says_who_would() {
+    let world = World::new(ELSEWHERE);
+    let planned = on_board(&world, &["plan", "p.toml"]);
+    assert_eq!(
+        planned.code,
+        Some(0),
+        "a tool of another machine is not looked for: {}",
+        planned.stderr
+    );
+    assert!(planned.stdout.contains("built where cuda = \"0.1\""), "{}", planned.stdout);
+    let run = on_board(&world, &["run", "p.toml"]);
+    assert_eq!(run.code, Some(5), "{}", run.stderr);
+    let said = "stage far: not started: it is built where cuda = \"0.1\", which is not true here: --fleet names";
+    assert!(run.stderr.contains(said), "{}", run.stderr);
+    assert!(world.out("near").join("o").exists(), "what needs no other machine is built");
+    // A server that is gone is no reason to build it here.
+    assert_eq!(on_board(&world, &["fleet", "keygen"]).code, Some(0));
+    let gone = on_board(&world, &["run", "p.toml", "--fleet", &nowhere()]);
+    assert_eq!(gone.code, Some(1), "{}", gone.stderr);
+    assert!(gone.stderr.contains("smelt: stage far: "), "{}", gone.stderr);
+    refused(&on_board(&world, &["run", "p.toml", "--check", "far"]), 2, "checked there");
+    let doctor = on_board(&world, &["doctor", "p.toml"]);
+    assert!(doctor.stdout.contains("a worker with cuda = \"0.1\""), "{}", doctor.stdout);
+}
+
+#[test]
+fn a_worker_works_for_those_alone_that_are_named() {
+    let world = World::new("");
+    let worker = ["worker", "--fleet", &nowhere()];
+    refused(&on_board(&world, &worker), 2, "smelt fleet keygen");
+    let key = on_board(&world, &["fleet", "keygen"]).stdout.trim_end().to_owned();
+    refused(&on_board(&world, &worker), 2, "--for work");
+    // Whoever is believed to build need not be believed to give work.
+    let trust = |name: &str, what: &str| {
+        on_board(&world, &["fleet", "trust", &key, "--name", name, "--for", what])
+    };
+    assert_eq!(trust("builder", "device,portable").code, Some(0));
+    refused(&on_board(&world, &worker), 2, "--for work");
+    assert_eq!(on_board(&world, &["fleet", "untrust", "builder"]).code, Some(0));
+    let other = world.path("boss.pem").display().to_string();
+    let made = on_board(&world, &["fleet", "keygen", "--out", &other]);
+    let boss = made.stdout.trim_end();
+    let trusted = on_board(&world, &["fleet", "trust", boss, "--name", "boss", "--for", "work"]);
+    assert_eq!(trusted.code, Some(0), "{}", trusted.stderr);
+    refused(&on_board(&world, &worker), 8, "grpc://127.0.0.1");
+}
+
 #[test]
 fn a_peer_that_cannot_listen_says_so_and_one_that_is_stopped_ends_well() {
     let world = World::new("");

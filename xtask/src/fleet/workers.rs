@@ -22,6 +22,12 @@ const CUDA: &str = "12.6.68";
 /// What only a worker builds.
 const ENGINE: &str = "llm-engine";
 
+/// Brings BuildGrid and PostgreSQL.
+pub(super) fn fetch() -> Result<()> {
+    buildgrid()?;
+    postgresql().map(drop)
+}
+
 /// One run of a host and a worker; and again, where each of them goes wrong.
 pub(super) fn a_stage_is_built_where_it_belongs(
     smelt: &Path,
@@ -122,10 +128,11 @@ fn is_empty(folder: &Path) -> Result<bool> {
 fn the_run_goes_through(host: &Board, pipeline: &Path, far: &Board) -> Result<()> {
     let report = host.json(&["run", &path(pipeline), "--json"])?;
     let attempts = |stage: &Value| stage["attempts"].as_array().map_or(0, Vec::len);
-    for stage in report["stages"].as_array().context("no stages")? {
-        let (name, is_here) = (&stage["name"], stage["name"] != ENGINE);
-        ensure!(name == "checkpoint" || (attempts(stage) > 0) == is_here, "{name}: {stage}");
-    }
+    let stages = report["stages"].as_array().context("no stages")?;
+    let of = |name: &str| stages.iter().find(|stage| stage["name"] == name).context("a stage");
+    ensure!(attempts(of(ENGINE)?) == 0 && of(ENGINE)?["status"] == "sealed", "{report}");
+    // What is made of it is built here.
+    ensure!(attempts(of("verify")?) == 1 && attempts(of("deployment")?) == 1, "{report}");
     let answer = host.ok(&["chat", &path(pipeline), "--image", PICTURE, "what shape?"])?;
     ensure!(!answer.is_empty(), "no answer");
     let chain = host.ok(&["provenance", &path(pipeline), "deployment", "--chain"])?;
@@ -135,7 +142,7 @@ fn the_run_goes_through(host: &Board, pipeline: &Path, far: &Board) -> Result<()
     let out = fs::read_dir(far.home.join("cache/out"))?.count();
     ensure!(out == 2, "the worker has {out} outputs, not what it was made of and itself");
     // Nothing is asked for twice.
-    let again = host.json(&["run", &path(pipeline), "--json", "--worker-wait", "0s"])?;
+    let again = host.json(&["run", &path(pipeline), "--json", "--worker-wait", "1s"])?;
     ensure!(statuses(&again)?.iter().all(|(_, status)| status == "hit"), "{again}");
     host.ok(&["cache", "fsck"]).map(drop)
 }
@@ -165,7 +172,7 @@ fn another_host_gets_the_same(
 /// Ctrl-C takes back what a worker was asked for, which it then ends; a worker that is killed is replaced by another one.
 fn what_is_taken_back_ends(host: &Board, far: &Board, work: &Path) -> Result<()> {
     let slow = work.join("slow.toml");
-    let text_of = "smelt = 1\nname = \"slow\"\n[stage.slow]\nkind = \"command\"\nargv = [\"sh\", \"-c\", \"sleep $SLOW; echo done > $SMELT_OUT/done\"]\n\
+    let text_of = "smelt = 1\nname = \"slow\"\n[stage.slow]\nkind = \"command\"\nargv = [\"sh\", \"-c\", \"sleep $SLOW; echo done > done\"]\n\
         outputs = [\"done\"]\nshare = true\nwhere = { cuda = \"CUDA\" }\nenv = { SLOW = \"${seconds}\" }\n[params]\nseconds = \"600\"\n";
     fs::write(&slow, text_of.replace("CUDA", CUDA))?;
     let worker = Worker::start(far, work)?;
@@ -251,19 +258,28 @@ struct Grid {
 
 impl Grid {
     fn start(work: &Path) -> Result<Self> {
-        let folder = root().join("xtask/fleet/buildgrid");
-        let python = python::environment("buildgrid", &folder.join("requirements.txt"))?;
-        let (bgd, database, port) =
-            (python.with_file_name("bgd"), Database::start()?, free_port()?);
+        let (bgd, database, port) = (buildgrid()?, Database::start()?, free_port()?);
         let address = format!("postgresql://smelt@/postgres?host={}", database.folder.display());
         let migrated = Command::new(&bgd).args(["migrate", "apply", &address]).output()?;
         ensure!(migrated.status.success(), "bgd migrate: {}", text(&migrated.stderr));
         let mut server = Command::new(&bgd);
-        server.args(["server", "start"]).arg(folder.join("server.yml"));
+        server.args(["server", "start"]).arg(root().join("xtask/fleet/buildgrid/server.yml"));
         server.env("SMELT_BUILDGRID_PORT", port.to_string()).env("SMELT_BUILDGRID_DB", address);
         let server = Daemon::start(&mut server, port, &work.join("buildgrid.log"))?;
         Ok(Self { server, _database: database })
     }
+}
+
+/// Its command.
+fn buildgrid() -> Result<PathBuf> {
+    let requirements = root().join("xtask/fleet/buildgrid/requirements.txt");
+    Ok(python::environment("buildgrid", &requirements)?.with_file_name("bgd"))
+}
+
+/// Where PostgreSQL's programs are.
+fn postgresql() -> Result<PathBuf> {
+    debian::need_alone("postgresql", || programs().is_some())?;
+    programs().context("postgresql has no programs")
 }
 
 /// PostgreSQL in a folder of its own, reached by a socket there.
@@ -274,8 +290,7 @@ struct Database {
 
 impl Database {
     fn start() -> Result<Self> {
-        debian::need_alone("postgresql", || programs().is_some())?;
-        let programs = programs().context("postgresql has no programs")?;
+        let programs = postgresql()?;
         // Short, since the path of a socket is, and where its own user reaches it.
         let folder = PathBuf::from(format!("/tmp/smelt-postgres-{}", std::process::id()));
         fs::create_dir(&folder)?;

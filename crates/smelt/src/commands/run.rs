@@ -526,6 +526,10 @@ fn checks(flags: &RunFlags, plan: &Plan, wishes: &Wishes) -> Result<BTreeSet<Sta
             );
             return Err(Failed::usage(message));
         }
+        if stage.elsewhere.is_some() {
+            let message = format!("--check {name}: it is built elsewhere, and checked there");
+            return Err(Failed::usage(message));
+        }
         if !wanted.contains(&id) {
             return Err(Failed::usage(format!("--check {name}: --only leaves this stage out")));
         }
