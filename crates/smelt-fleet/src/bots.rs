@@ -16,7 +16,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::{Code, Response, Status};
 use tonic_prost::ProstCodec;
 
-use crate::execution::Package;
+use crate::execution::{Package, Took};
 use crate::reapi::{ASK_MAX, Client, problem, within};
 use crate::remote::{Remote as _, RemoteError, plain, told};
 
@@ -128,6 +128,8 @@ pub struct Outcome {
     pub told: Vec<u8>,
     /// The last lines of its log.
     pub log: String,
+    /// What it took, where it was built.
+    pub took: Option<Took>,
 }
 
 impl<'a> Bot<'a> {
@@ -270,7 +272,11 @@ impl<'a> Bot<'a> {
 
 impl Outcome {
     fn encode(&self, worker: &str) -> Vec<u8> {
-        let metadata = api::ExecutedActionMetadata { worker: plain(worker), ..Default::default() };
+        let metadata = api::ExecutedActionMetadata {
+            worker: plain(worker),
+            auxiliary_metadata: self.took.map(Took::into_any).into_iter().collect(),
+            ..Default::default()
+        };
         let result = api::ActionResult {
             exit_code: self.exit,
             stdout_raw: self.told.clone(),

@@ -10,6 +10,7 @@ use std::time::Duration;
 use bazel_remote_apis::build::bazel::remote::execution::v2 as api;
 use bazel_remote_apis::google::longrunning::operations_client::OperationsClient;
 use bazel_remote_apis::google::longrunning::{CancelOperationRequest, Operation, operation};
+use bazel_remote_apis::google::protobuf::Any;
 use prost::Message as _;
 use tonic::codec::Streaming;
 use tonic::{Code, Status};
@@ -47,6 +48,32 @@ pub enum Course {
     Running,
 }
 
+/// What a stage took where it was built, as metadata beside a result.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct Took {
+    /// On the clock.
+    #[prost(uint64, tag = "1")]
+    pub wall_ms: u64,
+    /// The most that its processes held of RAM.
+    #[prost(uint64, tag = "2")]
+    pub peak_rss_bytes: u64,
+    /// The most that was mapped.
+    #[prost(uint64, tag = "3")]
+    pub peak_vms_bytes: u64,
+}
+
+impl Took {
+    const TYPE: &str = "type.googleapis.com/smelt.Took";
+
+    pub(crate) fn into_any(self) -> Any {
+        Any { type_url: Self::TYPE.to_owned(), value: self.encode_to_vec() }
+    }
+
+    fn of_any(any: &Any) -> Option<Self> {
+        (any.type_url == Self::TYPE).then(|| Self::decode(&*any.value).ok())?
+    }
+}
+
 /// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Executed {
@@ -58,6 +85,8 @@ pub struct Executed {
     pub log: String,
     /// The machine's name.
     pub worker: String,
+    /// What it took, as far as that is said.
+    pub took: Option<Took>,
 }
 
 /// Why nothing came of it.
@@ -342,12 +371,13 @@ fn of_response(response: api::ExecuteResponse) -> Next {
     let Some(result) = result else {
         return Next::Failed(Status::data_loss("it is done, and nothing came of it"));
     };
-    let worker = result.execution_metadata.map(|metadata| plain(&metadata.worker));
+    let metadata = result.execution_metadata.unwrap_or_default();
     let log = String::from_utf8_lossy(&result.stderr_raw).lines().map(plain).collect::<Vec<_>>();
     Next::Done(Executed {
         exit: result.exit_code,
         told: result.stdout_raw,
         log: log.join("\n"),
-        worker: worker.unwrap_or_default(),
+        worker: plain(&metadata.worker),
+        took: metadata.auxiliary_metadata.iter().find_map(Took::of_any),
     })
 }

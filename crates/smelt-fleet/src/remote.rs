@@ -78,7 +78,7 @@ pub struct RemoteError {
 }
 
 /// What strangers wrote, as part of a line for a person: no control characters, and not more than fits.
-pub(crate) fn plain(text: &str) -> String {
+pub fn plain(text: &str) -> String {
     // Neither what moves a cursor nor what turns the direction of reading.
     let is_odd = |one: char| {
         one.is_control() || matches!(one, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}')

@@ -126,7 +126,9 @@ fn is_empty(folder: &Path) -> Result<bool> {
 
 /// What the host builds, what the worker builds of that, and what the host builds of that again, in one run.
 fn the_run_goes_through(host: &Board, pipeline: &Path, far: &Board) -> Result<()> {
-    let report = host.json(&["run", &path(pipeline), "--json"])?;
+    let ran = host.output(&["run", &path(pipeline), "--json"])?;
+    let (report, said): (Value, _) = (serde_json::from_slice(&ran.stdout)?, text(&ran.stderr));
+    ensure!(said.contains("has built it in ") && said.contains("peak RSS"), "{said}");
     let attempts = |stage: &Value| stage["attempts"].as_array().map_or(0, Vec::len);
     let stages = report["stages"].as_array().context("no stages")?;
     let of = |name: &str| stages.iter().find(|stage| stage["name"] == name).context("a stage");

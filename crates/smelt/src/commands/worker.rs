@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use smelt_fleet::bots::{Bot, Leased, Outcome};
+use smelt_fleet::execution::Took;
 use smelt_fleet::lease::{Claim, Holder, Lease, LeaseTable, claim};
 use smelt_fleet::remote::Remote as _;
 use smelt_fleet::trust::{Purpose, Trust};
@@ -272,7 +273,7 @@ fn refused(failed: &Failed) -> Outcome {
     Outcome {
         exit: failed.exit as i32,
         told: serde_json::to_vec(&told).expect("texts are JSON"),
-        log: String::new(),
+        ..Outcome::default()
     }
 }
 
@@ -364,11 +365,20 @@ impl Running {
             class: failed.and_then(|it| serde_json::from_value(it["class"].clone()).ok()),
             message: failed.and_then(|it| it["message"].as_str().map(str::to_owned)),
         };
+        let took = stage.and_then(|stage| stage["attempts"].as_array()?.last()).map(|attempt| {
+            let bytes = |name: &str| attempt[name].as_u64().unwrap_or_default();
+            Took {
+                wall_ms: (attempt["wall_s"].as_f64().unwrap_or_default() * 1e3) as u64,
+                peak_rss_bytes: bytes("peak_rss_bytes"),
+                peak_vms_bytes: bytes("peak_vms_bytes"),
+            }
+        });
         let log: Vec<String> = locked(&self.lines).iter().cloned().collect();
         Outcome {
             exit,
             told: serde_json::to_vec(&told).expect("texts are JSON"),
             log: log.join("\n"),
+            took,
         }
     }
 }

@@ -12,11 +12,11 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use smelt_exec::{Asking, Elsewhere};
-use smelt_fleet::execution::{Course, Executed, ExecutionError, Package};
+use smelt_fleet::execution::{Course, Executed, ExecutionError, Package, Took};
 use smelt_fleet::keys::SigningKey;
 use smelt_fleet::lease::LeaseTable as _;
 use smelt_fleet::pull::offer;
-use smelt_fleet::remote::{Key, Remote as _};
+use smelt_fleet::remote::{Key, Remote as _, plain};
 use smelt_fleet::work::{InputOutput, PIPELINE_BYTES_MAX, WorkRequest};
 use smelt_plan::{Digest, Failure, FailureClass, StageId, device};
 
@@ -27,10 +27,10 @@ use super::{Fleet, now};
 use crate::exit::{Exit, Failed};
 use crate::flags::{PushLimits, RunFlags};
 use crate::load::{self, Loaded};
+use crate::table::{bytes, seconds};
 
 /// What a worker says of what it has done.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct Told {
     /// The content key under which it is published, where it went well.
     pub(crate) key: Option<Digest>,
@@ -53,7 +53,7 @@ enum NotBuilt {
     Here(Failed),
 }
 
-impl std::convert::From<Failed> for NotBuilt {
+impl From<Failed> for NotBuilt {
     fn from(failed: Failed) -> Self {
         Self::Here(failed)
     }
@@ -130,7 +130,7 @@ impl<'a> Workers<'a> {
         let (package, name) = self.package(&fleet, asking, &signer)?;
         let executed = self.execute(&fleet, (&package, name), asking, say)?;
         let key = done(&executed).map_err(NotBuilt::There)?;
-        say(format!("{} has built it, and it is fetched", executed.worker));
+        say(format!("{} has built it{}", executed.worker, took(&executed)));
         let inputs: Vec<(StageId, Digest)> =
             asking.inputs.iter().map(|input| (input.stage, input.tree)).collect();
         let built = Built { stage: asking.stage, key, under: asking.key, inputs: &inputs };
@@ -188,8 +188,10 @@ impl<'a> Workers<'a> {
             return Err(Failed::new(Exit::DoesNotFit, message));
         }
         let inputs = asking.inputs.iter().filter_map(|input| {
-            let name = plan.stage(input.stage).name.to_string();
-            Some((name, InputOutput { key: input.key?, tree: input.tree }))
+            let need = plan.stage(input.stage);
+            // What a hub has the worker fetches there.
+            let key = input.key.filter(|_| need.fetched().is_none())?;
+            Some((need.name.to_string(), InputOutput { key, tree: input.tree }))
         });
         let machine = stage.elsewhere.iter().flatten();
         let machine: BTreeMap<String, String> =
@@ -238,8 +240,8 @@ impl<'a> Workers<'a> {
             ExecutionError::GivenUp => Failed::new(
                 Exit::DoesNotFit,
                 format!(
-                    "no worker with {machine} took it within {}: start smelt worker on such a machine, or wait longer (--worker-wait)",
-                    format_args!("{} s", most.as_secs())
+                    "no worker with {machine} took it within {} s: start smelt worker on such a machine, or wait longer (--worker-wait)",
+                    most.as_secs()
                 ),
             ),
             ExecutionError::Remote(error) => {
@@ -256,6 +258,15 @@ fn is_published(fleet: &Fleet, key: Digest) -> bool {
     matches!(found, Ok(Some(_)))
 }
 
+/// What it took there, in words.
+fn took(executed: &Executed) -> String {
+    let words = |took: Took| {
+        let seconds = seconds(took.wall_ms as f64 / 1e3);
+        format!(" in {seconds}, peak RSS {}", bytes(took.peak_rss_bytes))
+    };
+    executed.took.map_or_else(String::new, words)
+}
+
 /// The key under which a worker has published what it has built.
 fn done(executed: &Executed) -> Result<Digest, Failure> {
     let told: Option<Told> = serde_json::from_slice(&executed.told).ok();
@@ -263,8 +274,8 @@ fn done(executed: &Executed) -> Result<Digest, Failure> {
     if let Some(key) = key.filter(|_| executed.exit == 0) {
         return Ok(key);
     }
-    let last = executed.log.lines().last().unwrap_or("it says nothing").to_owned();
-    let message = message.unwrap_or(last);
+    let last = executed.log.lines().last().unwrap_or("it says nothing");
+    let message = message.map_or_else(|| last.to_owned(), |message| plain(&message));
     let class = class.unwrap_or(FailureClass::ToolRejected);
     let message = format!("worker {}: {message}", executed.worker);
     Err(Failure { class, exit: Some(executed.exit), message })
