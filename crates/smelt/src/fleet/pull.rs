@@ -692,6 +692,8 @@ fn is_of_stage(plan: &Plan, id: StageId, statement: &Statement) -> bool {
 #[cfg(test)]
 mod tests {
     use smelt_fleet::statement::Provenance;
+    use smelt_plan::pipeline::Overrides;
+    use smelt_plan::{Pins, Pipeline};
     use smelt_store::Manifest;
 
     use super::*;
@@ -737,6 +739,43 @@ mod tests {
             assert_eq!(cost_ms(&odd), 0, "{odd}");
         }
         assert_eq!(cost_ms(&json!({ "wall_s": 1e300 })), COST_MAX.as_millis() as u64);
+    }
+
+    /// A checkpoint, and its decoder's engine, which is built where SM is 87.
+    const ELSEWHERE: &str = "smelt = 1\nname = \"t\"\n[stage.c]\nkind = \"source\"\nfrom = \"synthetic:x\"\n\
+        [stage.e]\nkind = \"llm-engine-build\"\ncheckpoint = \"c\"\ndevice = [\"sm\", \"cuda\"]\n\
+        where = { sm = \"87\" }\n";
+
+    #[test]
+    fn what_a_worker_built_counts_if_it_is_made_of_what_is_here_on_such_a_machine() {
+        let pipeline = Pipeline::parse("t.toml", ELSEWHERE, &Overrides::default()).unwrap();
+        let plan = Plan::build(&pipeline, &Pins::default()).unwrap();
+        let [checkpoint, engine] = ["c", "e"].map(|name| plan.find(name).unwrap());
+        let tree = Digest::of(b"checkpoint");
+        let device =
+            |sm: &str| [("sm", sm), ("cuda", "12.6")].map(|(fact, value)| (fact, value.to_owned()));
+        let counts = |sm: &str, change: &dyn Fn(&mut Statement)| {
+            let mut said = statement(&plan, engine);
+            said.provenance.inputs = vec![("checkpoint".to_owned(), tree)];
+            said.provenance.device =
+                device(sm).map(|(fact, value)| (fact.to_owned(), value)).into();
+            let inputs = said.provenance.inputs.clone();
+            said.key = plan.content_key_by(engine, &device(sm), &[], &inputs).unwrap();
+            change(&mut said);
+            let under = Digest::of(b"its key here");
+            let inputs = &[(checkpoint, tree)];
+            is_built_of(&plan, &Built { stage: engine, key: said.key, under, inputs }, &said)
+        };
+        assert!(counts("87", &|_| {}), "its CUDA is its own");
+        assert!(!counts("110", &|_| {}), "it was built for another device");
+        assert!(!counts("87", &|said| said.provenance.inputs[0].1 = Digest::of(b"other")));
+        assert!(!counts("87", &|said| drop(said.provenance.device.remove("cuda"))));
+        let odd = |said: &mut Statement| {
+            said.provenance.device.insert("colour".to_owned(), "red".to_owned());
+        };
+        assert!(!counts("87", &odd));
+        let tool = ("trtexec".to_owned(), Digest::of(b"a program"));
+        assert!(!counts("87", &|said| said.provenance.tools.push(tool.clone())));
     }
 
     #[test]
