@@ -95,7 +95,7 @@ mod tests {
     fn what_builds_is_known_by_its_name_whatever_follows_and_listed_nowhere() {
         let lean = Lean::command();
         let names: Vec<&str> = lean.get_subcommands().map(clap::Command::get_name).collect();
-        let pipelines = ["fit", "init", "build", "run", "resume", "plan"];
+        let pipelines = ["fit", "init", "build", "run", "resume", "plan", "worker"];
         let models = ["export", "calibrate", "quantize", "onnx"];
         assert_eq!(names, [&pipelines[..], &models].concat());
         assert!(lean.get_subcommands().all(clap::Command::is_hide_set));

@@ -172,19 +172,17 @@ fn is_built_of(plan: &Plan, built: &Built<'_>, statement: &Statement) -> bool {
             smelt_plan::plan::From::Stage(id) => tree(id) == Some(*digest),
             _ => true,
         });
-    let fact = |(fact, value): (&String, &String)| {
-        let fact = FACTS.into_iter().find(|known| known == fact)?;
-        Some((fact, value.clone()))
-    };
-    let device: Option<Vec<(&'static str, String)>> = said.device.iter().map(fact).collect();
+    // In the order that keys have them; one that is not known here is in no key.
+    let fact = |fact: &'static str| Some((fact, said.device.get(fact)?.clone()));
+    let device: Vec<(&'static str, String)> = FACTS.into_iter().filter_map(fact).collect();
+    let is_known = device.len() == said.device.len();
     let tool = |(name, digest): &(String, Digest)| Tool {
         name: name.clone(),
         pin: Pin { path: PathBuf::new(), digest: *digest },
     };
     let tools: Vec<Tool> = said.tools.iter().map(tool).collect();
-    let key =
-        device.and_then(|device| plan.content_key_by(built.stage, &device, &tools, &said.inputs));
-    said.device.iter().all(is_there) && is_made_of && key == Some(statement.key)
+    let key = plan.content_key_by(built.stage, &device, &tools, &said.inputs);
+    is_known && said.device.iter().all(is_there) && is_made_of && key == Some(statement.key)
 }
 
 /// Takes an output that is here or in the fleet, else what it is made of.  What cannot be had is told in one line and left to
@@ -753,7 +751,7 @@ mod tests {
         let [checkpoint, engine] = ["c", "e"].map(|name| plan.find(name).unwrap());
         let tree = Digest::of(b"checkpoint");
         let device =
-            |sm: &str| [("sm", sm), ("cuda", "12.6")].map(|(fact, value)| (fact, value.to_owned()));
+            |sm: &str| [("cuda", "12.6"), ("sm", sm)].map(|(fact, value)| (fact, value.to_owned()));
         let counts = |sm: &str, change: &dyn Fn(&mut Statement)| {
             let mut said = statement(&plan, engine);
             said.provenance.inputs = vec![("checkpoint".to_owned(), tree)];
