@@ -5,8 +5,10 @@
 //! that a busy machine is busy for both, and medians are compared.  Results must hold the same
 //! weights, byte for byte: a fast wrong answer is no answer.
 
+pub(crate) mod boards;
 pub(crate) mod bundle;
 mod cases;
+mod counted;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
 pub(crate) mod film;

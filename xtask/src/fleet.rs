@@ -380,6 +380,10 @@ impl Daemon {
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
 }
 
 impl Drop for Daemon {

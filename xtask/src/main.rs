@@ -41,7 +41,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench first|bench bundle|bench fleet|bench site|bench router|bench upstream|cma|conformance|cuda|demo|fit|fleet|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench first|bench bundle|bench fleet|bench boards|bench site|bench router|bench upstream|cma|conformance|cuda|demo|fit|fleet|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -67,6 +67,8 @@ const USAGE: &str =
          in docs/figures, held to targets
   bench fleet [--runs N]
          1 GiB shared by a server of this machine beside a client that sends and fetches whole blobs
+  bench boards [--boards N]
+         1,000 boards that take one output from a server of this machine, in turns and at once, beside 100
   bench site [--boards N] [--mib N] [--mdns] [--program FILE]
          20 boards in name spaces that fetch 256 MiB from each other and by one line of 20 Mbit/s; needs root
   bench bundle [--runs N]
@@ -155,6 +157,7 @@ fn main() -> ExitCode {
         ["bench", "cuda", ref rest @ ..] => bench::cuda::run(rest),
         ["bench", "bundle", ref rest @ ..] => bench::bundle::run(rest),
         ["bench", "fleet", ref rest @ ..] => bench::fleet::run(rest),
+        ["bench", "boards", ref rest @ ..] => bench::boards::run(rest),
         ["bench", "site", ref rest @ ..] => bench::site::run(rest),
         ["bench", "film", ref rest @ ..] => bench::film::run(rest),
         ["bench", "first", ref rest @ ..] => bench::first::run(rest),
