@@ -11,6 +11,7 @@ mod cases;
 mod counted;
 pub(crate) mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod deltas;
 pub(crate) mod film;
 pub(crate) mod first;
 pub(crate) mod fit;
