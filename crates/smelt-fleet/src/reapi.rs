@@ -32,9 +32,9 @@ use api::capabilities_client::CapabilitiesClient;
 use api::content_addressable_storage_client::ContentAddressableStorageClient;
 use api::digest_function::Value::Sha256;
 
-/// A server in the same building answers in milliseconds; a run must not stand still for one that is gone.
+/// A server in the same building is reached within milliseconds; a run must not stand still for one that is gone.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
-/// For what has no blobs in it.
+/// For what has no blobs in it: of a thousand boards that start together the last one is answered after some seconds.
 pub(crate) const ASK_MAX: Duration = Duration::from_secs(15);
 /// A batch of 4 MiB by a line of 0.5 Mbit/s.
 const BATCH_MAX: Duration = Duration::from_secs(90);
@@ -82,6 +82,19 @@ pub struct Client {
     batch_bytes_max: usize,
     /// Calls in a row that came to nothing.
     failures: AtomicU32,
+}
+
+/// How long a server may take until it is known.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// To be connected.
+    connect: Duration,
+    /// To say then what it can do.
+    answer: Duration,
+}
+
+impl Patience {
+    const USUAL: Self = Self { connect: CONNECT_MAX, answer: ASK_MAX };
 }
 
 /// What a server's storage holds, in bytes.
@@ -142,6 +155,15 @@ impl Client {
         authority: Option<&str>,
         stop: &Arc<AtomicBool>,
     ) -> Result<(Self, Capabilities), RemoteError> {
+        Self::connect_within(Patience::USUAL, address, (token, authority), stop)
+    }
+
+    fn connect_within(
+        patience: Patience,
+        address: &Address,
+        (token, authority): (Option<&str>, Option<&str>),
+        stop: &Arc<AtomicBool>,
+    ) -> Result<(Self, Capabilities), RemoteError> {
         let server = || address.to_string();
         let wrong = |problem: String| RemoteError { server: server(), problem, is_gone: false };
         let runtime = Builder::new_current_thread().enable_all().build();
@@ -150,6 +172,7 @@ impl Client {
         let token =
             token.transpose().map_err(|_| wrong("the token is no plain text".to_owned()))?;
         let endpoint = endpoint(address, authority).map_err(|error| wrong(told(&error)))?;
+        let endpoint = endpoint.connect_timeout(patience.connect);
         let channel = runtime.block_on(async { endpoint.connect_lazy() });
         let mut client = Self {
             runtime: Some(runtime),
@@ -161,17 +184,17 @@ impl Client {
             batch_bytes_max: BATCH_BYTES_MAX,
             failures: AtomicU32::new(0),
         };
-        let capabilities = client.capabilities()?;
+        let capabilities = client.capabilities(patience.answer)?;
         client.batch_bytes_max = capabilities.batch_bytes_max;
         Ok((client, capabilities))
     }
 
-    fn capabilities(&self) -> Result<Capabilities, RemoteError> {
+    fn capabilities(&self, answer_max: Duration) -> Result<Capabilities, RemoteError> {
         let request = api::GetCapabilitiesRequest { instance_name: self.address.instance.clone() };
-        let asked = self.request(request, ASK_MAX);
+        let asked = self.request(request, answer_max);
         let answer = self.until_stopped(async {
             let mut client = CapabilitiesClient::new(self.channel.clone());
-            within(CONNECT_MAX, client.get_capabilities(asked)).await
+            within(answer_max, client.get_capabilities(asked)).await
         });
         let answer = answer.map_err(|status| self.gone(problem(&status)))?.into_inner();
         let cache = answer.cache_capabilities.unwrap_or_default();
@@ -479,7 +502,6 @@ fn endpoint(
     authority: Option<&str>,
 ) -> Result<Endpoint, tonic::transport::Error> {
     let endpoint = Endpoint::from_shared(address.url())?
-        .connect_timeout(CONNECT_MAX)
         .max_frame_size(FRAME_BYTES_MAX)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(BATCHES_MAX as u32 * STREAM_WINDOW_BYTES)
@@ -622,7 +644,11 @@ fn batches<T>(items: &[T], bytes_max: usize, bytes: impl Fn(&T) -> usize) -> Vec
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
     use super::*;
+    use crate::peer::{PeerOptions, serve};
 
     #[test]
     fn batches_hold_what_a_message_takes() {
@@ -643,6 +669,27 @@ mod tests {
         assert_eq!(of(12, 10), Some((12, Some(0))));
         assert_eq!(of(3, 0), Some((3, None)));
         assert_eq!([of(-1, 10), of(1, -1)], [None, None]);
+    }
+
+    /// A server that many ask at once is connected by the kernel at once, and answers later.
+    #[test]
+    fn who_is_connected_is_waited_for_longer_than_a_connection() {
+        let patience =
+            Patience { connect: Duration::from_millis(20), answer: Duration::from_secs(20) };
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("grpc://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let (stop, over) = (Arc::new(AtomicBool::new(false)), AtomicBool::new(false));
+        let options = PeerOptions { token: None, bytes_per_s: None, id: String::new() };
+        thread::scope(|scope| {
+            let asked = scope
+                .spawn(|| Client::connect_within(patience, &address, (None, None), &stop).is_ok());
+            thread::sleep(5 * patience.connect);
+            let serving = scope.spawn(|| serve(listener, Arc::default(), &options, &over).unwrap());
+            let is_known = asked.join().unwrap();
+            over.store(true, Ordering::Relaxed);
+            serving.join().unwrap();
+            assert!(is_known);
+        });
     }
 
     #[test]
