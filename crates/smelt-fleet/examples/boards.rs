@@ -26,7 +26,7 @@ use smelt_fleet::trust::{Trust, TrustedKey, usual_purposes};
 use smelt_random::Random;
 use smelt_store::{Digest, FileEntry, Manifest};
 
-/// Files of the output, as an engine has some: at 4 MiB they are some 40 chunks.
+/// Files of the output, as an engine has some: at 4 MiB they are 30 chunks.
 const FILES: usize = 10;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
