@@ -30,8 +30,8 @@ pub struct AskingInput {
 pub enum Elsewhere {
     /// It is waited for: for whom, or how far they are.
     Waits(String),
-    /// The store has it.
-    Built,
+    /// The store has it; who has built it, for a person.
+    Built(String),
     /// It could not be built.
     Failed(Failure),
 }

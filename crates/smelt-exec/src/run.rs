@@ -722,10 +722,10 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 }
                 Ok(Some(Event::Held(stage)))
             }
-            Elsewhere::Built => match self.runner.store.lookup(&key)? {
+            Elsewhere::Built(line) => match self.runner.store.lookup(&key)? {
                 Lookup::Hit(output) => {
                     self.note_output(stage, &output);
-                    self.show(&Progress::Elsewhere(stage, "it is here"));
+                    self.show(&Progress::Elsewhere(stage, &line));
                     Ok(Some(Event::Sealed(stage, output.digest)))
                 }
                 _ => {

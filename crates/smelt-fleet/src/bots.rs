@@ -121,7 +121,7 @@ pub struct Leased {
 
 /// What came of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct WorkOutcome {
     /// 0 where it went well.
     pub exit: i32,
     /// What whoever asked is told.
@@ -201,7 +201,7 @@ impl<'a> Bot<'a> {
     ///
     /// # Errors
     /// If the server does not answer.
-    pub fn done(&mut self, leased: &Leased, outcome: &Outcome) -> Result<(), RemoteError> {
+    pub fn done(&mut self, leased: &Leased, outcome: &WorkOutcome) -> Result<(), RemoteError> {
         let worker = self.session.bot_id.clone();
         for lease in self.session.leases.iter_mut().filter(|lease| lease.id == leased.id) {
             lease.state = COMPLETED;
@@ -270,7 +270,7 @@ impl<'a> Bot<'a> {
     }
 }
 
-impl Outcome {
+impl WorkOutcome {
     fn encode(&self, worker: &str) -> Vec<u8> {
         let metadata = api::ExecutedActionMetadata {
             worker: plain(worker),

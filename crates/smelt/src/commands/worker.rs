@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use smelt_fleet::bots::{Bot, Leased, Outcome};
+use smelt_fleet::bots::{Bot, Leased, WorkOutcome};
 use smelt_fleet::execution::Took;
 use smelt_fleet::lease::{Claim, Holder, Lease, LeaseTable, claim};
 use smelt_fleet::remote::Remote as _;
@@ -175,7 +175,7 @@ impl Worker<'_> {
         leased: &Leased,
         request: &WorkRequest,
         text: &[u8],
-    ) -> Option<Outcome> {
+    ) -> Option<WorkOutcome> {
         let place = match Place::new(request, text) {
             Ok(place) => place,
             Err(error) => return Some(refused(&cannot(&error))),
@@ -267,13 +267,13 @@ fn arguments_of(flags: &FleetFlags) -> Vec<OsString> {
     said.flatten().collect()
 }
 
-fn refused(failed: &Failed) -> Outcome {
+fn refused(failed: &Failed) -> WorkOutcome {
     warn(format_args!("work is not done: {failed}"));
     let told = Told { key: None, class: None, message: Some(failed.to_string()) };
-    Outcome {
+    WorkOutcome {
         exit: failed.exit as i32,
         told: serde_json::to_vec(&told).expect("texts are JSON"),
-        ..Outcome::default()
+        ..WorkOutcome::default()
     }
 }
 
@@ -352,7 +352,7 @@ impl Running {
         let _ = self.child.wait();
     }
 
-    fn outcome(self, request: &WorkRequest, code: Option<i32>) -> Outcome {
+    fn outcome(self, request: &WorkRequest, code: Option<i32>) -> WorkOutcome {
         let report = self.report.join().unwrap_or_default();
         let _ = self.passing.join();
         let report: Value = serde_json::from_slice(&report).unwrap_or_default();
@@ -374,7 +374,7 @@ impl Running {
             }
         });
         let log: Vec<String> = locked(&self.lines).iter().cloned().collect();
-        Outcome {
+        WorkOutcome {
             exit,
             told: serde_json::to_vec(&told).expect("texts are JSON"),
             log: log.join("\n"),

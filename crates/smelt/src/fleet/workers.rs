@@ -85,7 +85,7 @@ impl<'scope, 'env> Asked<'scope, 'env> {
         self.scope.spawn(move || {
             let set = |to| *told.lock().unwrap_or_else(PoisonError::into_inner) = to;
             let built = workers.build(&asking, &|line| set(Elsewhere::Waits(line)));
-            set(built.map_or_else(Elsewhere::Failed, |()| Elsewhere::Built));
+            set(built.map_or_else(Elsewhere::Failed, Elsewhere::Built));
         });
         standing
     }
@@ -108,7 +108,7 @@ impl<'a> Workers<'a> {
         self.flags.fleet.fleet.is_some() && self.flags.given.is_none() && !self.flags.is_trial()
     }
 
-    fn build(&self, asking: &Asking, say: &dyn Fn(String)) -> Result<(), Failure> {
+    fn build(&self, asking: &Asking, say: &dyn Fn(String)) -> Result<String, Failure> {
         self.try_build(asking, say).map_err(|why| match why {
             NotBuilt::There(failure) => failure,
             NotBuilt::Here(failed) => {
@@ -121,8 +121,8 @@ impl<'a> Workers<'a> {
         })
     }
 
-    /// Has it built, and fetches it.
-    fn try_build(&self, asking: &Asking, say: &dyn Fn(String)) -> Result<(), NotBuilt> {
+    /// Has it built, and fetches it; who built it.
+    fn try_build(&self, asking: &Asking, say: &dyn Fn(String)) -> Result<String, NotBuilt> {
         let signer = super::signer(&self.flags.fleet.key)?;
         let fleet = Fleet::open(&self.flags.fleet, &self.stop)?;
         say("what it is made of is published".to_owned());
@@ -130,11 +130,13 @@ impl<'a> Workers<'a> {
         let (package, name) = self.package(&fleet, asking, &signer)?;
         let executed = self.execute(&fleet, (&package, name), asking, say)?;
         let key = done(&executed).map_err(NotBuilt::There)?;
-        say(format!("{} has built it{}", executed.worker, took(&executed)));
+        let line = format!("{} has built it{}", executed.worker, took(&executed));
+        say(format!("{line}; it is fetched"));
         let inputs: Vec<(StageId, Digest)> =
             asking.inputs.iter().map(|input| (input.stage, input.tree)).collect();
         let built = Built { stage: asking.stage, key, under: asking.key, inputs: &inputs };
-        Ok(take_built(&fleet, self.loaded, &built, &self.stop)?)
+        take_built(&fleet, self.loaded, &built, &self.stop)?;
+        Ok(line)
     }
 
     /// Publishes what the stage is made of, so that the worker can fetch it.
