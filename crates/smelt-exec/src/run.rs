@@ -609,6 +609,10 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
 
     /// `Found` if the store has the key, which is claimed.
     fn look(&mut self, stage: StageId, key: &Digest) -> Result<Option<Event>, ExecError> {
+        // What was asked for elsewhere is here when whoever fetches it says so.
+        if self.told_elsewhere.contains_key(&stage) {
+            return Ok(None);
+        }
         match self.runner.store.lookup(key)? {
             Lookup::Hit(output) => Ok(Some(self.found(stage, &output))),
             Lookup::Miss => Ok(None),
