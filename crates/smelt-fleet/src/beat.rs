@@ -13,7 +13,8 @@ use crate::dsse::{Envelope, PAYLOAD_TYPE, Signature};
 use crate::judge::{Refusal, signers};
 use crate::keys::{KeyError, PublicKey, SigningKey};
 use crate::remote::plain;
-use crate::statement::{Named, TYPE, from_rfc3339, named, to_rfc3339};
+use crate::small_statement;
+use crate::statement::{from_rfc3339, named, to_rfc3339};
 use crate::trust::Trust;
 
 /// The form of what is said; another form gets another number.
@@ -150,17 +151,7 @@ pub enum NotHeard {
 /// Of each name when what was announced there was said last, in seconds of the Unix era, as far as this machine has seen.
 pub type Seen = BTreeMap<String, u64>;
 
-/// The JSON of a heartbeat.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Wire {
-    #[serde(rename = "_type")]
-    form: String,
-    subject: [Named; 1],
-    predicate_type: String,
-    predicate: Predicate,
-}
-
+/// What a heartbeat says besides its board.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Predicate {
@@ -188,35 +179,25 @@ impl Beat {
         let short = |text: &str| plain(text).chars().take(TEXT_CHARS_MAX).collect::<String>();
         let facts = self.facts.iter().take(FACTS_MAX);
         let deployments = self.deployments.iter().take(DEPLOYMENTS_MAX);
-        let wire = Wire {
-            form: TYPE.to_owned(),
-            subject: [named(&short(&self.board), self.key.id())],
-            predicate_type: PREDICATE_TYPE.to_owned(),
-            predicate: Predicate {
-                key: self.key.to_string(),
-                role: self.role,
-                instance: self.instance.clone(),
-                at: to_rfc3339(self.at),
-                version: short(&self.version),
-                facts: facts.map(|(fact, value)| (short(fact), short(value))).collect(),
-                deployments: deployments
-                    .map(|it| Deployed { name: short(&it.name), tree: it.tree })
-                    .collect(),
-                counts: self.counts,
-            },
+        let predicate = Predicate {
+            key: self.key.to_string(),
+            role: self.role,
+            instance: self.instance.clone(),
+            at: to_rfc3339(self.at),
+            version: short(&self.version),
+            facts: facts.map(|(fact, value)| (short(fact), short(value))).collect(),
+            deployments: deployments
+                .map(|it| Deployed { name: short(&it.name), tree: it.tree })
+                .collect(),
+            counts: self.counts,
         };
-        let payload = serde_json::to_vec(&wire).expect("texts and numbers are JSON");
-        let envelope = Envelope::sign(payload, &[key])?;
-        Ok(envelope.to_json().expect("it is small and has one signature"))
+        let board = named(&short(&self.board), self.key.id());
+        small_statement::sign(board, PREDICATE_TYPE, predicate, key)
     }
 
     /// Reads what was signed.
     fn from_json(json: &[u8]) -> Result<Self, String> {
-        let wire: Wire = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-        let Wire { form, subject: [subject], predicate_type, predicate } = wire;
-        if (form.as_str(), predicate_type.as_str()) != (TYPE, PREDICATE_TYPE) {
-            return Err("it is a statement of another form".to_owned());
-        }
+        let (subject, predicate) = small_statement::read(json, PREDICATE_TYPE)?;
         let Predicate { key, role, instance, at, version, facts, deployments, counts } = predicate;
         let key: PublicKey = key.parse().map_err(|_| "its key is none".to_owned())?;
         if key.id() != subject.digest.sha256 {

@@ -32,6 +32,7 @@ mod signer;
 #[cfg(test)]
 mod simulation;
 pub mod site;
+mod small_statement;
 pub mod statement;
 pub mod trust;
 pub mod work;

@@ -12,7 +12,8 @@ use crate::dsse::{Envelope, PAYLOAD_TYPE};
 use crate::judge::{Claim, Refusal, entitled, signers};
 use crate::keys::{KeyError, SigningKey};
 use crate::remote::plain;
-use crate::statement::{Named, TYPE, named};
+use crate::small_statement;
+use crate::statement::{Named, named};
 use crate::trust::{Purpose, Trust};
 
 /// The form of what is said; another form gets another number.
@@ -72,17 +73,7 @@ pub enum NotDone {
     OtherPipeline,
 }
 
-/// The JSON of a request.
-#[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Wire {
-    #[serde(rename = "_type")]
-    form: String,
-    subject: [Named; 1],
-    predicate_type: String,
-    predicate: Predicate,
-}
-
+/// What a request says besides its stage and pipeline.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Predicate {
@@ -98,29 +89,18 @@ impl WorkRequest {
     /// # Errors
     /// If the key's program does not.
     pub fn sign(&self, key: &SigningKey) -> Result<Vec<u8>, KeyError> {
-        let wire = Wire {
-            form: TYPE.to_owned(),
-            subject: [named(&self.stage, self.pipeline)],
-            predicate_type: PREDICATE_TYPE.to_owned(),
-            predicate: Predicate {
-                sets: self.sets.clone(),
-                inputs: self.inputs.clone(),
-                machine: self.machine.clone(),
-                instance: self.instance.clone(),
-            },
+        let predicate = Predicate {
+            sets: self.sets.clone(),
+            inputs: self.inputs.clone(),
+            machine: self.machine.clone(),
+            instance: self.instance.clone(),
         };
-        let payload = serde_json::to_vec(&wire).expect("texts are JSON");
-        let envelope = Envelope::sign(payload, &[key])?;
-        Ok(envelope.to_json().expect("it has one signature"))
+        small_statement::sign(named(&self.stage, self.pipeline), PREDICATE_TYPE, predicate, key)
     }
 
     /// Reads what was signed.
     fn from_json(json: &[u8]) -> Result<Self, String> {
-        let wire: Wire = serde_json::from_slice(json).map_err(|error| error.to_string())?;
-        let Wire { form, subject: [Named { name, digest }], predicate_type, predicate } = wire;
-        if (form.as_str(), predicate_type.as_str()) != (TYPE, PREDICATE_TYPE) {
-            return Err("it is a statement of another form".to_owned());
-        }
+        let (Named { name, digest }, predicate) = small_statement::read(json, PREDICATE_TYPE)?;
         let Predicate { sets, inputs, machine, instance } = predicate;
         if sets.len() > SETS_MAX || inputs.len() > INPUTS_MAX || machine.len() > FACTS_MAX {
             return Err("it says too much".to_owned());

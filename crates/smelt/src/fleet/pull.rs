@@ -360,7 +360,7 @@ impl<'a> Pulling<'a> {
     /// The same of a stage whose content key is known, whatever its recipe is here.
     fn found_by(&mut self, id: StageId, key: Digest) -> Result<Option<Digest>, Failed> {
         self.hold(&[key])?;
-        if self.store.lookup(&key)?.hit().is_some() {
+        if self.store.lookup(&key)?.hit().is_some_and(|here| !self.is_doubted(&here)) {
             return Ok(Some(key));
         }
         let Some(fleet) = self.fleet.filter(|_| !self.is_lost && !self.is_stopped()) else {
@@ -375,8 +375,19 @@ impl<'a> Pulling<'a> {
                 return Ok(None);
             }
         };
-        match self.take_as(&offer, &key, 0) {
-            Ok(()) => {
+        let taken = self.take_as(&offer, &key, 0);
+        self.taken(id, &offer, taken.map(|()| key))
+    }
+
+    /// Notes what came of taking a stage's output; its key where it is here now.
+    fn taken(
+        &mut self,
+        id: StageId,
+        offer: &Offer,
+        taken: Result<Digest, Failed>,
+    ) -> Result<Option<Digest>, Failed> {
+        match taken {
+            Ok(key) => {
                 let Vouched { statement, by } = &offer.vouched;
                 let (tree, bytes) = (statement.tree, statement.files.bytes());
                 self.fetched.push(Taken { stage: id, tree, bytes, by: by.clone() });
@@ -384,7 +395,8 @@ impl<'a> Pulling<'a> {
             }
             Err(failed) if failed.exit == Exit::Interrupted => Err(failed),
             Err(failed) => {
-                self.refuse(stage, &failed);
+                self.counts.refused += u64::from(failed.exit == Exit::StageFailed);
+                self.refuse(self.plan.stage(id), &failed);
                 Ok(None)
             }
         }
@@ -399,22 +411,12 @@ impl<'a> Pulling<'a> {
             return Ok(Some(key));
         }
         let Some(offer) = self.offered(id) else { return Ok(None) };
-        match self.take(&offer, Some(id), 0) {
-            Ok(()) => {
-                let statement = &offer.vouched.statement;
-                // Whoever signed says of which recipes; only the one that was asked for is believed to lead here.
-                self.store.alias_later(&stage.recipe_key, &statement.key)?;
-                let (tree, bytes) = (statement.tree, statement.files.bytes());
-                self.fetched.push(Taken { stage: id, tree, bytes, by: offer.vouched.by.clone() });
-                Ok(Some(statement.key))
-            }
-            Err(failed) if failed.exit == Exit::Interrupted => Err(failed),
-            Err(failed) => {
-                self.counts.refused += u64::from(failed.exit == Exit::StageFailed);
-                self.refuse(stage, &failed);
-                Ok(None)
-            }
+        let (taken, key) = (self.take(&offer, Some(id), 0), offer.vouched.statement.key);
+        if taken.is_ok() {
+            // Whoever signed says of which recipes; only the one that was asked for is believed to lead here.
+            self.store.alias_later(&stage.recipe_key, &key)?;
         }
+        self.taken(id, &offer, taken.map(|()| key))
     }
 
     /// The content key of what a recipe led to, where that is here; a collection spares it.
