@@ -6,6 +6,7 @@
 
 use std::num::NonZero;
 use std::ops::Range;
+use std::sync::mpsc;
 use std::thread;
 
 use serde::{Deserialize, Serialize};
@@ -179,45 +180,106 @@ impl Weights {
         Some(format!("{what} has other weights than the checkpoint: {named}{more}"))
     }
 
-    /// Compares tensor `name` of `shape`; `find` puts rows of the engine's into a block.
+    /// Compares tensors; `told` hears of each, before it is compared, how many numbers were.
+    ///
+    /// Threads share the blocks of all of them: those of a small model have one each.
     fn take(
         &mut self,
         checkpoint: &Checkpoint,
-        name: &str,
-        shape: &[usize],
-        rounding: Rounding,
-        find: impl Fn(Range<usize>, &mut [f32]) + Sync,
+        tensors: &[Compared<'_>],
+        told: &dyn Fn(&str),
     ) -> Result<(), DeployError> {
-        // The checkpoint reads rows of the first dimension; a vector's are single numbers.
-        let rows = shape.first().copied().unwrap_or(1);
-        let width = shape.iter().skip(1).product::<usize>().max(1);
-        let some = if shape.len() < 2 { rows.max(1) } else { (BLOCK_NUMBERS / width).max(1) };
+        let blocks: Vec<(usize, Range<usize>)> = tensors
+            .iter()
+            .enumerate()
+            .flat_map(|(at, one)| one.blocks().map(move |it| (at, it)))
+            .collect();
         let compare = |block: &mut Block, index: usize| {
-            let own = index * some..rows.min((index + 1) * some);
-            let Block { expected, found, fault } = block;
-            let read = checkpoint.read_rows_f32(name, own.clone(), expected);
-            read.map_err(DeployError::model)?;
-            found.resize(expected.len(), 0.0);
-            find(own.clone(), found);
-            let pairs = expected.chunks(width).zip(found.chunks(width));
-            let wrong = own.zip(pairs).filter_map(|(row, (expected, found))| {
-                let column = rounding.first_fault(expected, found)?;
-                Some((row, column, expected[column], found[column]))
-            });
-            *fault = Fault::of(name, rows, wrong);
+            let (tensor, rows) = &blocks[index];
+            block.index = index;
+            tensors[*tensor].compare(checkpoint, rows.clone(), block)
+        };
+        let (mut done, all) = (0, tensors.iter().map(Compared::numbers).sum::<usize>());
+        let (to, lines) = mpsc::channel();
+        let (blocks, faults) = (&blocks, &mut self.faults);
+        let take = move |block: &mut Block| {
+            let (tensor, rows) = &blocks[block.index];
+            let one = &tensors[*tensor];
+            if rows.start == 0 {
+                // Whoever hears of it may have gone; the comparison counts.
+                let _ = to.send(format!("[{done}/{all}] comparing {}", one.name));
+                done += one.numbers();
+            }
+            if let Some(later) = block.fault.take() {
+                let first = faults.pop_if(|first: &mut Fault| first.tensor == later.tensor);
+                faults.push(match first {
+                    Some(first) => first.and(later),
+                    None => later,
+                });
+            }
             Ok::<(), DeployError>(())
         };
-        let mut fault: Option<Fault> = None;
         let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
-        in_order(rows.div_ceil(some), threads, compare, |block| {
-            fault = match (fault.take(), block.fault.take()) {
-                (Some(first), Some(later)) => Some(first.and(later)),
-                (first, later) => first.or(later),
-            };
-            Ok(())
+        thread::scope(|scope| {
+            let work = scope.spawn(move || in_order(blocks.len(), threads, compare, take));
+            // They end with the work, which has the other end.
+            lines.iter().for_each(|line: String| told(&line));
+            work.join().expect("what panics is told as such")
         })?;
-        self.tensors += 1;
-        self.faults.extend(fault);
+        self.tensors += tensors.len();
+        Ok(())
+    }
+}
+
+/// Puts rows of a tensor, as the engine has them, into a block.
+type Find<'a> = Box<dyn Fn(Range<usize>, &mut [f32]) + Sync + 'a>;
+
+/// A tensor that is compared.
+struct Compared<'a> {
+    name: String,
+    shape: Vec<usize>,
+    rounding: Rounding,
+    find: Find<'a>,
+}
+
+impl Compared<'_> {
+    fn numbers(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The checkpoint reads rows of the first dimension; a vector's are single numbers.
+    fn rows(&self) -> usize {
+        self.shape.first().copied().unwrap_or(1)
+    }
+
+    fn width(&self) -> usize {
+        self.shape.iter().skip(1).product::<usize>().max(1)
+    }
+
+    /// The rows that are compared at a time.
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> {
+        let (rows, width) = (self.rows(), self.width());
+        let some = if self.shape.len() < 2 { rows } else { BLOCK_NUMBERS / width };
+        let some = some.max(1);
+        (0..rows).step_by(some).map(move |first| first..rows.min(first + some))
+    }
+
+    fn compare(
+        &self,
+        checkpoint: &Checkpoint,
+        rows: Range<usize>,
+        Block { expected, found, fault, .. }: &mut Block,
+    ) -> Result<(), DeployError> {
+        let read = checkpoint.read_rows_f32(&self.name, rows.clone(), expected);
+        read.map_err(DeployError::model)?;
+        found.resize(expected.len(), 0.0);
+        (self.find)(rows.clone(), found);
+        let pairs = expected.chunks(self.width()).zip(found.chunks(self.width()));
+        let wrong = rows.zip(pairs).filter_map(|(row, (expected, found))| {
+            let column = self.rounding.first_fault(expected, found)?;
+            Some((row, column, expected[column], found[column]))
+        });
+        *fault = Fault::of(&self.name, self.rows(), wrong);
         Ok(())
     }
 }
@@ -225,23 +287,10 @@ impl Weights {
 /// Some rows of a tensor, and what is wrong with them.
 #[derive(Default)]
 struct Block {
+    index: usize,
     expected: Vec<f32>,
     found: Vec<f32>,
     fault: Option<Fault>,
-}
-
-/// The tensors, of each of which it is told, before it is compared, how many numbers were.
-fn counted(
-    tensors: Vec<(String, Vec<usize>)>,
-    told: &dyn Fn(&str),
-) -> impl Iterator<Item = (String, Vec<usize>)> {
-    let numbers = |shape: &[usize]| shape.iter().product::<usize>();
-    let all = tensors.iter().map(|(_, shape)| numbers(shape)).sum::<usize>();
-    let mut done = 0;
-    tensors.into_iter().inspect(move |(name, shape)| {
-        told(&format!("[{done}/{all}] comparing {name}"));
-        done += numbers(shape);
-    })
 }
 
 /// Compares the decoder with the checkpoint it was built from.
@@ -253,16 +302,21 @@ pub(crate) fn llm(
     let mut parts = vec![ModelPart::Llm];
     parts.extend(checkpoint.has_lm_head().then_some(ModelPart::Head));
     let mut weights = Weights::new("the llm engine");
-    for (name, shape) in counted(checkpoint.model().tensors(&parts), told) {
+    let compared = |(name, shape): (String, Vec<usize>)| {
         let tensor = engine.tensor(&name, &shape).map_err(DeployError::engine)?;
-        weights.take(checkpoint, &name, &shape, EXACT, |rows, out| match shape[..] {
-            [_, width] => {
-                let lines = out.chunks_exact_mut(width.max(1));
+        let width = (shape.len() == 2).then(|| shape[1].max(1));
+        let find: Find<'_> = Box::new(move |rows, out| match width {
+            Some(width) => {
+                let lines = out.chunks_exact_mut(width);
                 rows.zip(lines).for_each(|(row, line)| tensor.row(row, line));
             }
-            _ => tensor.row(0, out),
-        })?;
-    }
+            None => tensor.row(0, out),
+        });
+        Ok(Compared { name, shape, rounding: EXACT, find })
+    };
+    let tensors = checkpoint.model().tensors(&parts).into_iter().map(compared);
+    let tensors = tensors.collect::<Result<Vec<_>, DeployError>>()?;
+    weights.take(checkpoint, &tensors, told)?;
     Ok(weights)
 }
 
@@ -289,7 +343,8 @@ pub(crate) fn vision(
     told: &dyn Fn(&str),
 ) -> Result<Weights, DeployError> {
     let mut weights = Weights::new("the vision engine");
-    for (name, shape) in counted(checkpoint.model().tensors(&[ModelPart::Vision]), told) {
+    let mut tensors = Vec::new();
+    for (name, shape) in checkpoint.model().tensors(&[ModelPart::Vision]) {
         let count = shape.iter().product::<usize>();
         let constant = engine.constant(&name).filter(|constant| constant.count() == count);
         let Some(constant) = constant else {
@@ -302,10 +357,12 @@ pub(crate) fn vision(
         weights.rounded |= rounding.relative > 0.0;
         weights.levels |= rounding.of_row > 0.0;
         let width = shape.iter().skip(1).product::<usize>().max(1);
-        weights.take(checkpoint, &name, &shape, rounding, |rows, out| {
-            constant.widen(rows.start * width, out);
-        })?;
+        let find: Find<'_> = Box::new(move |rows: Range<usize>, out: &mut [f32]| {
+            constant.widen(rows.start * width, out)
+        });
+        tensors.push(Compared { name, shape, rounding, find });
     }
+    weights.take(checkpoint, &tensors, told)?;
     Ok(weights)
 }
 

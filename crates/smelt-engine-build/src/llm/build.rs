@@ -12,7 +12,7 @@ use smelt_engine::tactics::Tactics;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::decoder::{Decoder, Scaling};
 
-use super::pack::{Packed, tensors};
+use super::pack::{Packed, tensors, write_each};
 use crate::BuildError;
 
 /// Builds an engine in `out_dir` from the language model of `checkpoint`, and steps one token.
@@ -27,7 +27,7 @@ pub fn build(
     checkpoint: &Checkpoint,
     limits: Limits,
     out_dir: &Path,
-    progress: &mut dyn FnMut(&str),
+    progress: &mut (dyn FnMut(&str) + Send),
 ) -> Result<(), BuildError> {
     build_with(checkpoint, limits, None, out_dir, progress)
 }
@@ -41,7 +41,7 @@ pub fn build_with(
     limits: Limits,
     tactics: Option<Tactics>,
     out_dir: &Path,
-    progress: &mut dyn FnMut(&str),
+    progress: &mut (dyn FnMut(&str) + Send),
 ) -> Result<(), BuildError> {
     let llm = checkpoint.decoder()?;
     check_limits(llm, limits).map_err(|problem| BuildError::Limits { problem })?;
@@ -50,14 +50,17 @@ pub fn build_with(
     let packed = tensors(checkpoint)?;
     let numbers = |one: &Packed| one.spec.shape.iter().product::<usize>();
     let (mut done, all) = (0, packed.iter().map(numbers).sum::<usize>());
-    for one in &packed {
-        let name = &one.spec.name;
-        let note = if one.is_widened() { " as f32: its groups are no multiple of 32" } else { "" };
-        progress(&format!("[{done}/{all}] packing {name}{note}"));
-        done += numbers(one);
-        writer.begin(one.spec.clone()).map_err(write_error)?;
-        one.write(checkpoint, |bytes| writer.write(bytes).map_err(write_error))?;
-    }
+    write_each(&packed, checkpoint, |one, part| {
+        if part.is_first {
+            let name = &one.spec.name;
+            let note =
+                if one.is_widened() { " as f32: its groups are no multiple of 32" } else { "" };
+            progress(&format!("[{done}/{all}] packing {name}{note}"));
+            done += numbers(one);
+            writer.begin(one.spec.clone()).map_err(write_error)?;
+        }
+        writer.write(part.bytes).map_err(write_error)
+    })?;
     let file = LlmFile { tactics, ..sizes(llm, checkpoint.scheme_words(), limits) };
     let unsealed = writer.finish(KIND, file).map_err(write_error)?;
     progress("stepping one token");

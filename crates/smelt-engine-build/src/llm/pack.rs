@@ -32,6 +32,7 @@ pub(super) struct Packed {
 /// Some rows of a tensor on their way into the engine.
 #[derive(Default)]
 struct Block {
+    index: usize,
     stored: Vec<u8>,
     wide: Vec<f32>,
     laid: Vec<u8>,
@@ -123,26 +124,45 @@ pub fn unpacked(checkpoint: &Checkpoint) -> Result<Option<Unpacked>, CheckpointE
     Ok(first.map(|first| Unpacked { tensors: wide.len(), first, bytes }))
 }
 
+/// Sends the bytes of all tensors on in their order, a block at a time; `write` hears with the first of each that it begins.
+///
+/// Threads share the blocks of all of them: those of a small model have one each.
+pub(super) fn write_each<E: From<CheckpointError> + Send>(
+    packed: &[Packed],
+    checkpoint: &Checkpoint,
+    mut write: impl FnMut(&Packed, Part<'_>) -> Result<(), E> + Send,
+) -> Result<(), E> {
+    let blocks: Vec<(&Packed, Range<usize>)> =
+        packed.iter().flat_map(|one| one.blocks().map(move |rows| (one, rows))).collect();
+    let make = |made: &mut Block, index: usize| {
+        let (one, rows) = &blocks[index];
+        made.index = index;
+        Ok(one.read(checkpoint, rows.clone(), made)?)
+    };
+    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
+    in_order(blocks.len(), threads, make, |made| {
+        let (one, rows) = &blocks[made.index];
+        write(one, Part { is_first: rows.start == 0, bytes: &made.laid })
+    })
+}
+
+/// Some bytes of a tensor.
+pub(super) struct Part<'a> {
+    pub(super) is_first: bool,
+    pub(super) bytes: &'a [u8],
+}
+
 impl Packed {
     /// Whether a packed weight is stored as floats, which takes more room.
     pub(super) fn is_widened(&self) -> bool {
         matches!(self.form, Repacking::Wide)
     }
 
-    /// Sends the bytes of the tensor on, a block at a time.
-    pub(super) fn write<E: From<CheckpointError> + Send>(
-        &self,
-        checkpoint: &Checkpoint,
-        mut write: impl FnMut(&[u8]) -> Result<(), E> + Send,
-    ) -> Result<(), E> {
+    /// The rows of its blocks.
+    fn blocks(&self) -> impl Iterator<Item = Range<usize>> {
         let rows = self.spec.shape.first().copied().unwrap_or(1);
         let block = (BLOCK_BYTES / self.row_bytes().max(1)).max(1).next_multiple_of(STRIPE);
-        let make = |made: &mut Block, index: usize| {
-            let first = index * block;
-            Ok(self.read(checkpoint, first..rows.min(first + block), made)?)
-        };
-        let threads = thread::available_parallelism().map_or(1, NonZero::get).min(THREADS_MAX);
-        in_order(rows.div_ceil(block), threads, make, |made| write(&made.laid))
+        (0..rows.max(1)).step_by(block).map(move |first| first..rows.min(first + block))
     }
 
     /// Reads some rows, the first of a stripe first, and lays them out.
@@ -150,7 +170,7 @@ impl Packed {
         &self,
         checkpoint: &Checkpoint,
         rows: Range<usize>,
-        Block { stored, wide, laid }: &mut Block,
+        Block { stored, wide, laid, .. }: &mut Block,
     ) -> Result<(), CheckpointError> {
         let row_bytes = self.row_bytes();
         if let Repacking::Wide = self.form {
