@@ -8,6 +8,8 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+#[cfg(feature = "build")]
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use smelt_backend::OpenError;
 use smelt_exec::boot_id;
@@ -39,8 +41,7 @@ fn once(
     dirs: &[PathBuf],
     check: impl FnOnce() -> Result<(), OpenError>,
 ) -> Result<(), Failed> {
-    let (looks, _) = looks(dirs);
-    let (name, looks) = (name(dirs), format!("boot {}\n{looks}", boot_id()).into_bytes());
+    let (name, looks) = (name(dirs), noted(&looks(dirs).0));
     if store.and_then(|store| store.note(&name)).is_some_and(|noted| noted == looks) {
         return Ok(());
     }
@@ -48,6 +49,29 @@ fn once(
     // Without a note the next start checks again.
     _ = store.map(|store| store.keep_note(&name, &looks));
     Ok(())
+}
+
+/// Notes that the engines in `dirs` were compared since `began`, as far as none of their files has changed since.
+#[cfg(feature = "build")]
+pub(crate) fn note_compared(store: &Store, dirs: &[PathBuf], began: SystemTime) {
+    let is_older = |path: PathBuf| {
+        let changed = fs::metadata(path).ok().and_then(|stat| {
+            let since =
+                Duration::new(stat.ctime().try_into().ok()?, stat.ctime_nsec().try_into().ok()?);
+            UNIX_EPOCH.checked_add(since)
+        });
+        changed.is_some_and(|changed| changed < began)
+    };
+    // What looks otherwise by now was not compared as it is.
+    let looks = looks(dirs).0;
+    if files(dirs).into_iter().all(is_older) {
+        let _ = store.keep_note(&name(dirs), &noted(&looks));
+    }
+}
+
+/// A note on engines that look so.
+fn noted(looks: &str) -> Vec<u8> {
+    format!("boot {}\n{looks}", boot_id()).into_bytes()
 }
 
 /// The bytes of all files of the engines in `dirs`.
@@ -64,12 +88,8 @@ fn name(dirs: &[PathBuf]) -> Digest {
 
 /// How every file of the engines looks, a line each, and the bytes of all of them.
 fn looks(dirs: &[PathBuf]) -> (String, u64) {
-    let entries = dirs.iter().flat_map(fs::read_dir).flatten().flatten();
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    files.sort();
     let (mut lines, mut bytes) = (String::new(), 0);
-    for path in files {
-        let path = fs::canonicalize(&path).unwrap_or(path);
+    for path in files(dirs) {
         let Ok(data) = fs::metadata(&path) else { continue };
         bytes += if data.is_file() { data.len() } else { 0 };
         let (len, inode) = (data.len(), data.ino());
@@ -77,6 +97,14 @@ fn looks(dirs: &[PathBuf]) -> (String, u64) {
         lines += &format!("{} {len} {inode} {changed:?}\n", path.display());
     }
     (lines, bytes)
+}
+
+/// Every file of the engines in `dirs`, links followed.
+fn files(dirs: &[PathBuf]) -> Vec<PathBuf> {
+    let entries = dirs.iter().flat_map(fs::read_dir).flatten().flatten();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    files.sort();
+    files.into_iter().map(|path| fs::canonicalize(&path).unwrap_or(path)).collect()
 }
 
 #[cfg(test)]
@@ -138,6 +166,30 @@ mod tests {
             once(Some(&store), &dirs, check).unwrap();
             assert!(checked.get(), "{text}");
         }
+    }
+
+    /// What a stage has compared need not be compared by whoever opens it; what has changed behind that must.
+    #[test]
+    fn engines_that_were_compared_are_opened_without_unless_they_have_changed_since() {
+        let (dir, root) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let store = Store::open(root.path(), Wait::No).unwrap();
+        fs::write(dir.path().join(WEIGHTS_FILE), "12").unwrap();
+        let dirs = [dir.path().to_owned()];
+        let is_compared = || {
+            let checked = Cell::new(false);
+            let check = || {
+                checked.set(true);
+                Ok(())
+            };
+            once(Some(&store), &dirs, check).unwrap();
+            checked.get()
+        };
+        let later = SystemTime::now() + Duration::from_secs(1);
+        note_compared(&store, &dirs, later);
+        assert!(!is_compared());
+        fs::write(dir.path().join(WEIGHTS_FILE), "21").unwrap();
+        note_compared(&store, &dirs, UNIX_EPOCH);
+        assert!(is_compared(), "it was changed while it was compared, or behind that");
     }
 
     #[test]

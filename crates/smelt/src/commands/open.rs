@@ -4,11 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use smelt_backend::{Heading as EngineHeading, KvOptions, MemoryPlace, OpenError};
+#[cfg(feature = "build")]
+use smelt_runtime::deployment::DEPLOYMENT_FILE;
 use smelt_runtime::deployment::{self, Deployment, DeploymentError, Serving};
 use smelt_runtime::embed::{self, SentenceEncoder};
 use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::score::{self, CrossEncoder};
 use smelt_runtime::upstream;
+#[cfg(feature = "build")]
+use smelt_store::Store;
 
 use crate::built;
 use crate::cards::{self, Situation, Verdict};
@@ -215,6 +219,16 @@ fn compare(
         loading.compares();
         check(&mut |bytes| loading.has_read(bytes))
     })
+}
+
+/// Notes that the engines of the deployment in `dir`, which was built just now, were compared: the stage does that behind
+/// writing the deployment's own file.
+#[cfg(feature = "build")]
+pub(super) fn note_compared(store: &Store, dir: &Path) {
+    let began = fs::metadata(dir.join(DEPLOYMENT_FILE)).and_then(|stat| stat.modified());
+    if let (Ok(began), Ok(heading)) = (began, heading(dir)) {
+        integrity::note_compared(store, &heading.engines, began);
+    }
 }
 
 fn warn(untuned: Option<&str>) {

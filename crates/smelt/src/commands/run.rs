@@ -21,6 +21,7 @@ use smelt_plan::{Change, Digest, Kind, Plan, Rung, Share, StageId, WarmUp};
 use smelt_report::summary;
 use smelt_store::{Lookup, Run, StoreError, Wait};
 
+use super::open;
 use crate::checkpoints::Checkpoints;
 use crate::console::{answer, fail, offer, tell, warn};
 use crate::course::{self, Course};
@@ -227,6 +228,11 @@ impl Begun<'_> {
         let Loaded { plan, store, .. } = self.loaded;
         last_run::keep(store, &self.flags.pipeline.pipeline, plan, report);
         Alike::keep(store, plan, report);
+        let is_new =
+            |stage: &&StageReport| stage.kind == Kind::Deployment && !stage.attempts.is_empty();
+        for tree in report.stages.iter().filter(is_new).filter_map(|stage| stage.digest) {
+            open::note_compared(store, &store.root().join("out").join(tree.to_string()));
+        }
         if let Some(memo) = memo.filter(|_| report.status == RunStatus::Ok) {
             // Without it the next run only takes a little longer.
             let _ = memo.keep(self.loaded, report);
