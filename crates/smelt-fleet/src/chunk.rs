@@ -27,12 +27,21 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// By the size of the file: small chunks share more, and of a large file there would be too many.
-    const fn of(file_bytes: u64) -> Self {
-        match file_bytes {
-            0..0x4000_0000 => Self { least: 64 << 10, usual: 128 << 10, most: 1 << 20 },
-            _ => Self { least: 256 << 10, usual: 512 << 10, most: CHUNK_BYTES_MAX },
+    /// Of an output of so many bytes: small chunks share more, and of a large one they would be more than an entry takes.
+    ///
+    /// The mean chunk is a third larger than the usual one, so that some 18,000 make the largest output of each size but the last.
+    const fn of(output_bytes: u64) -> Self {
+        match output_bytes {
+            0..0x6000_0000 => Self::around(64 << 10),
+            0x6000_0000..0xC000_0000 => Self::around(128 << 10),
+            0xC000_0000..0x1_8000_0000 => Self::around(256 << 10),
+            _ => Self::around(512 << 10),
         }
+    }
+
+    const fn around(usual: usize) -> Self {
+        let most = if 8 * usual < CHUNK_BYTES_MAX { 8 * usual } else { CHUNK_BYTES_MAX };
+        Self { least: usual / 2, usual, most }
     }
 }
 
@@ -66,9 +75,12 @@ impl Chunk {
     }
 }
 
-/// The chunks of a file of so many bytes, with their content, one after the other.
-pub fn cut(file: impl Read, bytes: u64) -> impl Iterator<Item = io::Result<(Chunk, Vec<u8>)>> {
-    let Sizes { least, usual, most } = Sizes::of(bytes);
+/// The chunks of a file of an output of so many bytes, with their content, one after the other.
+pub fn cut(
+    file: impl Read,
+    output_bytes: u64,
+) -> impl Iterator<Item = io::Result<(Chunk, Vec<u8>)>> {
+    let Sizes { least, usual, most } = Sizes::of(output_bytes);
     let chunk = |cut: Result<ChunkData, fastcdc::v2020::Error>| {
         let data = cut.map_err(io::Error::from)?.data;
         Ok((Chunk::of(&data), data))
@@ -232,7 +244,22 @@ mod tests {
     fn files_are_cut_where_they_always_were() {
         let first = chunks(&random_bytes(1, 1 << 20));
         let bytes: Vec<u32> = first.iter().map(|chunk| chunk.bytes).collect();
-        assert_eq!(bytes, [134_088, 123_224, 72_754, 357_602, 112_863, 140_760, 107_285]);
+        assert_eq!(
+            bytes,
+            [92_666, 57_719, 106_927, 104_050, 99_512, 133_426, 68_830, 114_496, 270_950]
+        );
+    }
+
+    #[test]
+    fn the_largest_output_of_each_size_has_fewer_chunks_than_an_entry_takes() {
+        for largest in [0x5fff_ffff, 0xbfff_ffff, 0x1_7fff_ffff, 18 << 30] {
+            let Sizes { least, usual, most } = Sizes::of(largest);
+            assert!(least < usual && usual < most && most <= CHUNK_BYTES_MAX);
+            // As measured, and somewhat more where content repeats.
+            let mean = usual as u64 * 4 / 3;
+            assert!(largest / mean < CHUNKS_MAX as u64 * 19 / 20, "{largest}");
+        }
+        assert_eq!(Sizes::of(0x6000_0000).usual, 128 << 10);
     }
 
     #[test]

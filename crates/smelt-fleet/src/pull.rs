@@ -16,6 +16,7 @@ use crate::chunk::{Chunk, Index, IndexError};
 use crate::dsse::{DsseError, Envelope};
 use crate::judge::{Asked, Refusal, Vouched, judge};
 use crate::local::LocalChunks;
+use crate::peer::Sealed;
 use crate::places::PlacesLog;
 use crate::remote::{Blob, Entry, Key, Part, Remote, RemoteError, plain};
 use crate::trust::Trust;
@@ -163,12 +164,13 @@ fn blob(remote: &dyn Remote, blob: Blob, what: &'static str) -> Result<Vec<u8>, 
 }
 
 impl Offer {
-    /// The chunks of outputs that are here, each a folder, of which this one may be another version: those of files of the
-    /// same names.
-    pub fn local(&self, folders: &[PathBuf]) -> LocalChunks {
+    /// The chunks of outputs that are here, of which this one may be another version: of all their files, since one may have
+    /// got another name.
+    pub fn local(&self, older: &[Sealed]) -> LocalChunks {
         let mut local = LocalChunks::default();
-        for entry in self.vouched.statement.files.files() {
-            folders.iter().for_each(|folder| local.add(&folder.join(&entry.path), entry.size));
+        let bytes = self.vouched.statement.files.bytes();
+        for Sealed { folder, files, .. } in older {
+            files.iter().for_each(|(path, _)| local.add(&folder.join(path), bytes));
         }
         local
     }

@@ -17,6 +17,7 @@ use crate::dsse::Envelope;
 use crate::held::{held, is_published};
 use crate::keys::SigningKey;
 use crate::local::LocalChunks;
+use crate::peer::Sealed;
 use crate::pull::{Fetched, Offer, PullError, offer};
 use crate::push::{PushError, Pushed, push};
 use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
@@ -310,7 +311,13 @@ fn what_the_server_has_is_not_sent_again() {
     world.check_pull();
 }
 
-/// Another version costs what changed, and what is here but damaged is not believed.
+/// An output that is here.
+fn sealed(folder: &Path, files: &[&str]) -> Sealed {
+    let files = files.iter().map(|path| ((*path).to_owned(), 0)).collect();
+    Sealed { tree: Digest::of(b"older"), folder: folder.to_owned(), files }
+}
+
+/// Another version costs what changed, also in a file of another name, and what is here but damaged is not believed.
 #[test]
 fn what_is_here_is_not_fetched() {
     let mut world = World::new();
@@ -326,13 +333,14 @@ fn what_is_here_is_not_fetched() {
     world.statement = statement(Manifest::new(files).unwrap());
     world.push().unwrap();
     let found = world.offer(Key::Content(world.statement.key)).unwrap().unwrap();
-    let local = found.local(&[old.clone(), world.dir.path().join("none")]);
+    fs::rename(old.join("deep/weights.bin"), old.join("model.bin")).unwrap();
+    let local = found.local(&[sealed(&old, &["model.bin", "none"])]);
     let fetched = found.fetch(&world.server, &local, (&new, None), &mut |_| true).unwrap();
     assert!(fetched.bytes < 600_000 && fetched.local > 1_900_000, "{fetched:?}");
     world.check(&new);
     // Changed since it was looked at.
     fs::remove_dir_all(&new).unwrap();
-    fs::write(old.join("deep/weights.bin"), vec![0; 2_500_000]).unwrap();
+    fs::write(old.join("model.bin"), vec![0; 2_500_000]).unwrap();
     let fetched = found.fetch(&world.server, &local, (&new, None), &mut |_| true).unwrap();
     assert_eq!((fetched.bytes + fetched.local, fetched.local < 1000), (2_501_000, true));
     world.check(&new);

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use smelt_random::Random;
 use smelt_store::{Digest, FileEntry, Manifest};
 
-use super::{NOW, Server, statement, trusting};
+use super::{NOW, Server, sealed, statement, trusting};
 use crate::keys::SigningKey;
 use crate::pull::{PullError, offer};
 use crate::push::push;
@@ -197,7 +197,8 @@ impl World {
         let key = Key::Recipe(wanted.recipes[0]);
         let Ok(Some(found)) = offer(line, key, &self.trust, NOW) else { return false };
         assert_eq!(found.vouched.statement, *wanted, "world {seed}: of another version");
-        let older: Vec<PathBuf> = (0..version).map(|version| self.pulled(version)).collect();
+        let names: Vec<&str> = wanted.files.files().iter().map(|it| it.path.as_str()).collect();
+        let older: Vec<_> = (0..version).map(|it| sealed(&self.pulled(it), &names)).collect();
         let (local, into, mut left) = (found.local(&older), self.pulled(version), patience);
         let fetched = found.fetch(line, &local, (&into, None), &mut |_| {
             left = left.saturating_sub(1);

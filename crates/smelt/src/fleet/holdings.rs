@@ -22,13 +22,14 @@ pub(crate) fn sealed(store: &Store) -> Result<Vec<Sealed>, Failed> {
     let mut outputs = store.inventory()?.outputs;
     outputs.retain(|it| Origin::is_in(&it.record) || published.contains(&it.tree));
     outputs.sort_by_key(|it| std::cmp::Reverse(it.used_ns));
-    let out = store.root().join("out");
-    let one = |tree: Digest| {
-        let folder = out.join(tree.to_string());
-        let files = files_below(&folder);
-        Sealed { tree, folder, files }
-    };
-    Ok(outputs.iter().take(OUTPUTS_MAX).map(|it| one(it.tree)).collect())
+    Ok(outputs.iter().take(OUTPUTS_MAX).map(|it| output(store, it.tree)).collect())
+}
+
+/// An output of a store, with the files that lie there.
+pub(crate) fn output(store: &Store, tree: Digest) -> Sealed {
+    let folder = store.root().join("out").join(tree.to_string());
+    let files = files_below(&folder);
+    Sealed { tree, folder, files }
 }
 
 /// The pulls of a store that are under way, or were cut short.

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use smelt_fleet::counts::Counts;
 use smelt_fleet::judge::Vouched;
+use smelt_fleet::peer::Sealed;
 use smelt_fleet::places::PlacesLog;
 use smelt_fleet::pull::{Offer, PullError, offer, offer_of};
 use smelt_fleet::remote::{Found, Key, Remote as _};
@@ -24,6 +25,7 @@ use smelt_plan::plan::{Pin, Stage, Tool};
 use smelt_plan::{Digest, Plan, StageId};
 use smelt_store::{Holder, KeyLock, Output, OutputItem, SealError, Store};
 
+use super::holdings::output;
 use super::turn::is_here;
 use super::vouched::{Origin, doubt};
 use super::{Fleet, judging_time, saw_time, with_dependents};
@@ -149,7 +151,7 @@ pub(crate) fn take_built(
     let found = found.map_err(|error| pulling.failed(&error))?;
     let lost = || Failed::new(Exit::StageFailed, "it has built it, and nothing is published");
     let offer = found.ok_or_else(lost)?;
-    if !is_built_of(&loaded.plan, built, &offer.vouched.statement) {
+    if !is_built_of(&loaded.plan, built, &offer.vouched.statement.provenance) {
         let message = "what the worker has published was made of something else, or in another way";
         return Err(Failed::new(Exit::StageFailed, message));
     }
@@ -157,9 +159,9 @@ pub(crate) fn take_built(
     Ok(loaded.store.sync()?)
 }
 
-/// Whether a statement is of this stage as this plan has it, made of what is here on a machine as the stage wants it.
-fn is_built_of(plan: &Plan, built: &Built<'_>, statement: &Statement) -> bool {
-    let (stage, said) = (plan.stage(built.stage), &statement.provenance);
+/// Whether what led to an output is this stage as this plan has it, made of what is here on a machine as the stage wants it.
+pub(super) fn is_built_of(plan: &Plan, built: &Built<'_>, said: &Provenance) -> bool {
+    let stage = plan.stage(built.stage);
     let machine = stage.elsewhere.as_ref();
     let is_there = |(fact, value): (&String, &String)| {
         let wanted = machine.and_then(|machine| machine.get(fact.as_str()));
@@ -182,7 +184,7 @@ fn is_built_of(plan: &Plan, built: &Built<'_>, statement: &Statement) -> bool {
     };
     let tools: Vec<Tool> = said.tools.iter().map(tool).collect();
     let key = plan.content_key_by(built.stage, &device, &tools, &said.inputs);
-    is_known && said.device.iter().all(is_there) && is_made_of && key == Some(statement.key)
+    is_known && said.device.iter().all(is_there) && is_made_of && key == Some(built.key)
 }
 
 /// Takes an output that is here or in the fleet, else what it is made of.  What cannot be had is told in one line and left to
@@ -619,7 +621,7 @@ impl<'a> Pulling<'a> {
     }
 
     /// The outputs of the same stage that were used last: what comes is another version of them.
-    fn older(&self, provenance: &Provenance) -> Result<Vec<PathBuf>, Failed> {
+    fn older(&self, provenance: &Provenance) -> Result<Vec<Sealed>, Failed> {
         let is_of_stage = |item: &&OutputItem| {
             let says = |name: &str, what: &str| item.record[name].as_str() == Some(what);
             says("stage", &provenance.stage) && says("pipeline", &provenance.pipeline)
@@ -627,8 +629,7 @@ impl<'a> Pulling<'a> {
         let inventory = self.store.inventory()?;
         let mut older: Vec<&OutputItem> = inventory.outputs.iter().filter(is_of_stage).collect();
         older.sort_by_key(|item| std::cmp::Reverse(item.used_ns));
-        let place = |item: &&OutputItem| self.store.root().join("out").join(item.tree.to_string());
-        Ok(older.iter().take(OLDER_MAX).map(place).collect())
+        Ok(older.iter().take(OLDER_MAX).map(|item| output(self.store, item.tree)).collect())
     }
 
     /// Fetches an output that another one names.
@@ -764,7 +765,8 @@ mod tests {
             change(&mut said);
             let under = Digest::of(b"its key here");
             let inputs = &[(checkpoint, tree)];
-            is_built_of(&plan, &Built { stage: engine, key: said.key, under, inputs }, &said)
+            let built = Built { stage: engine, key: said.key, under, inputs };
+            is_built_of(&plan, &built, &said.provenance)
         };
         assert!(counts("87", &|_| {}), "its CUDA is its own");
         assert!(!counts("110", &|_| {}), "it was built for another device");
