@@ -6,6 +6,7 @@
 mod deliveries;
 mod leases;
 mod neighbours;
+mod reached;
 mod seen;
 mod workers;
 
@@ -75,6 +76,7 @@ fn run_some(is_whole: bool) -> Result<bool> {
     seen::boards_are_seen_and_rooms_made(&smelt, &casd, &work, &key)?;
     leases::one_of_many_builds(&smelt, &casd, &work)?;
     workers::a_stage_is_built_where_it_belongs(&smelt, &work, is_whole)?;
+    reached::a_stage_is_built_on_a_board(&smelt, &work)?;
     if is_whole {
         leases::who_was_frozen_publishes_nothing(&smelt, &casd, &work)?;
     }
@@ -87,6 +89,7 @@ pub(crate) fn fetch() -> Result<()> {
         casd_program()?;
         deliveries::fetch()?;
         workers::fetch()?;
+        reached::fetch()?;
     }
     Ok(())
 }

@@ -39,7 +39,7 @@ pub enum Elsewhere {
 /// Why a stage is not built here, and who would.
 pub(crate) fn nobody(machine: &Facts) -> String {
     format!(
-        "it is built where {}, which is not true here: --fleet names a server whose workers (smelt worker) build it, or run the pipeline on such a machine",
+        "it is built where {}, which is not true here: --worker ssh://HOST names a machine that builds it, --fleet a server whose workers (smelt worker) do",
         words(machine)
     )
 }

@@ -12,6 +12,7 @@ use bazel_remote_apis::google::longrunning::operations_client::OperationsClient;
 use bazel_remote_apis::google::longrunning::{CancelOperationRequest, Operation, operation};
 use bazel_remote_apis::google::protobuf::Any;
 use prost::Message as _;
+use serde::{Deserialize, Serialize};
 use tonic::codec::Streaming;
 use tonic::{Code, Status};
 
@@ -49,7 +50,7 @@ pub enum Course {
 }
 
 /// What a stage took where it was built, as metadata beside a result.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message, Serialize, Deserialize)]
 pub struct Took {
     /// On the clock.
     #[prost(uint64, tag = "1")]

@@ -33,6 +33,7 @@ mod signer;
 mod simulation;
 pub mod site;
 mod small_statement;
+pub mod ssh;
 pub mod statement;
 pub mod trust;
 pub mod work;

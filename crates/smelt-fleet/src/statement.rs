@@ -60,7 +60,7 @@ pub struct Statement {
 }
 
 /// What led to an output.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Provenance {
     /// The stage's name.
     pub stage: String,

@@ -40,7 +40,7 @@ pub struct InputOutput {
 }
 
 /// What a worker is to build.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkRequest {
     /// The stage's name.
     pub stage: String,

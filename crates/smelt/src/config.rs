@@ -58,6 +58,7 @@ enum Form {
     LockAddress,
     Heartbeat,
     Peers,
+    Worker,
     Push,
     Kinds,
 }
@@ -84,6 +85,7 @@ impl Form {
             }
             Self::Heartbeat => flags::fleet::heartbeat(text).map(drop),
             Self::Peers => text.parse::<PeerList>().map(drop).map_err(|error| error.to_string()),
+            Self::Worker => flags::fleet::worker(text).map(drop).map_err(|error| error.to_string()),
             Self::Kinds => text.split(',').try_for_each(|kind| flags::fleet::kind(kind).map(drop)),
             Self::Push => Push::from_str(text, false)
                 .map(drop)
@@ -103,7 +105,7 @@ const fn setting(
 }
 
 /// All, in the order in which they are told.
-pub(crate) const SETTINGS: [Setting; 16] = [
+pub(crate) const SETTINGS: [Setting; 17] = [
     setting(STORE, "SMELT_CACHE", "", "cache", Form::Path),
     setting("jobs", "", "jobs", "1", Form::Jobs),
     setting(KEEP_FREE, "SMELT_KEEP_FREE", "keep_free", "", Form::Size),
@@ -111,6 +113,7 @@ pub(crate) const SETTINGS: [Setting; 16] = [
     setting("fleet.lock", "SMELT_FLEET_LOCK", "fleet_lock", "", Form::LockAddress),
     setting("fleet.heartbeat", "SMELT_FLEET_HEARTBEAT", "heartbeat", "", Form::Heartbeat),
     setting("fleet.peers", "SMELT_FLEET_PEERS", "fleet_peers", "", Form::Peers),
+    setting("fleet.worker", "SMELT_WORKER", "worker", "", Form::Worker),
     setting(PUSH, "", "push", "never", Form::Push),
     setting(TRUST, "SMELT_FLEET_TRUST", "fleet_trust", "", Form::Path),
     setting("fleet.key", "SMELT_FLEET_KEY", "fleet_key", "", Form::Path),
@@ -459,7 +462,7 @@ mod tests {
 
     #[test]
     fn every_setting_but_the_store_is_the_default_of_a_flag() {
-        let text = "store = \"/s\"\njobs = 2\nkeep-free = \"1GiB\"\n[fleet]\naddress = \"grpc://h:1\"\nlock = \"nats://h:2\"\nheartbeat = \"1m\"\npeers = \"h:3,mdns\"\npush = \"sealed\"\n\
+        let text = "store = \"/s\"\njobs = 2\nkeep-free = \"1GiB\"\n[fleet]\naddress = \"grpc://h:1\"\nlock = \"nats://h:2\"\nheartbeat = \"1m\"\npeers = \"h:3,mdns\"\nworker = \"ssh://h\"\npush = \"sealed\"\n\
                     trust = \"/t\"\nkey = \"/k\"\nsigner = \"/s\"\ntoken-file = \"/f\"\nca = \"/c\"\nrate = \"2MiB\"\n\
                     push-kind = \"deployment,verify\"\npush-max = \"1GiB\"\n";
         let config: &'static Config = Box::leak(Box::new(of(&[("/c.toml", text)]).unwrap()));

@@ -59,8 +59,8 @@ pub(crate) use fit::{BuildFlags, FitFlags, InitFlags, OverruleFlags};
 pub(crate) use fleet::WorkerFlags;
 pub(crate) use fleet::{
     FleetCommand, FleetFlags, FleetStatusFlags, FleetVerifyFlags, HeartbeatFlags, KeyFlags,
-    KeygenFlags, PeerFlags, ProvenanceFlags, Push, PushFlags, PushLimits, ShareFlags, TrustFlags,
-    UntrustFlags, WORKER_WAIT,
+    KeygenFlags, NamedWorker, PeerFlags, ProvenanceFlags, Push, PushFlags, PushLimits, ShareFlags,
+    TrustFlags, UntrustFlags, WORKER_WAIT,
 };
 pub(crate) use image_options::ImageFlags;
 #[cfg(feature = "build")]
@@ -94,6 +94,7 @@ Environment:
   SMELT_FLEET_LOCK  The server of leases, as in nats://10.0.0.5:4222; its token: SMELT_FLEET_LOCK_TOKEN
   SMELT_FLEET_HEARTBEAT  How often serve, run and fleet peer announce this board there, as in 1m
   SMELT_FLEET_PEERS  Boards of this site that are asked before the server, as in 10.0.0.7:5210, or mdns
+  SMELT_WORKER    The machine that builds stages which say where, as in ssh://orin
   SMELT_CONFINE   The only way to confine stages: landlock, mounts or none (default: what there is)
   SMELT_TOKENS    Where what runs of this machine share is locked (default: /run/lock/smelt-tokens)
   NO_COLOR        Set: no colours, unless --color says otherwise";
@@ -289,6 +290,10 @@ pub(crate) struct RunFlags {
     pub(crate) given: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) fleet: FleetFlags,
+    /// The machine that builds stages which say where, as in ssh://orin or ssh://USER@HOST:PORT/PATH/OF/smelt; it needs no server
+    #[arg(long, value_name = "ADDRESS", env = "SMELT_WORKER", value_parser = fleet::worker)]
+    #[arg(default_value = "", hide_default_value = true, help_heading = "Fleet")]
+    pub(crate) worker: NamedWorker,
     /// How long a stage that says where waits for a worker of the fleet that takes it
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = fleet::worker_wait)]
     #[arg(help_heading = "Fleet")]

@@ -9,10 +9,17 @@ pub(crate) mod following;
 pub(crate) mod holdings;
 pub(crate) mod incoming;
 pub(crate) mod metrics;
+pub(crate) mod outgoing;
 pub(crate) mod pull;
 pub(crate) mod push;
 #[cfg(feature = "build")]
+pub(crate) mod session;
+#[cfg(feature = "build")]
 pub(crate) mod sharing;
+#[cfg(feature = "build")]
+pub(crate) mod ssh;
+#[cfg(feature = "build")]
+pub(crate) mod stream;
 pub(crate) mod survey;
 pub(crate) mod turn;
 pub(crate) mod vouched;

@@ -12,7 +12,9 @@ use smelt_plan::{Digest, Earlier, Side};
 use smelt_store::{RunId, Store};
 
 use crate::exit::Failed;
-use crate::flags::{FleetFlags, PipelineFlags, Push, PushLimits, RunFlags, WORKER_WAIT};
+use crate::flags::{
+    FleetFlags, NamedWorker, PipelineFlags, Push, PushLimits, RunFlags, WORKER_WAIT,
+};
 use crate::history::{History, WARM_UP};
 
 /// So many runs are looked back at: whoever lets more pass does not go on, but begins.
@@ -53,6 +55,8 @@ pub(crate) struct RunArguments {
     given: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     worker_wait: Option<Duration>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    worker: NamedWorker,
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -82,6 +86,7 @@ impl RunArguments {
             push_limits: flags.push_limits.clone(),
             heartbeat: flags.heartbeat,
             given: flags.given.clone(),
+            worker: flags.worker.clone(),
             worker_wait: Some(flags.worker_wait).filter(|wait| *wait != WORKER_WAIT),
         })
     }
@@ -110,6 +115,7 @@ impl RunArguments {
             push_limits: self.push_limits.clone(),
             heartbeat: self.heartbeat,
             given: self.given.clone(),
+            worker: self.worker.clone(),
             worker_wait: self.worker_wait.unwrap_or(WORKER_WAIT),
             no_wait: false,
             events: false,

@@ -18,9 +18,9 @@ use crate::server::free_port;
 use crate::{debian, python, root};
 
 /// The version that the worker's machine seems to have.
-const CUDA: &str = "12.6.68";
+pub(super) const CUDA: &str = "12.6.68";
 /// What only a worker builds.
-const ENGINE: &str = "llm-engine";
+pub(super) const ENGINE: &str = "llm-engine";
 
 /// Brings BuildGrid and PostgreSQL.
 pub(super) fn fetch() -> Result<()> {
@@ -65,7 +65,7 @@ pub(super) fn a_stage_is_built_where_it_belongs(
 }
 
 /// The demo, whose decoder's engine is built where CUDA is of that version.
-fn pipeline(work: &Path, cuda: &str) -> Result<PathBuf> {
+pub(super) fn pipeline(work: &Path, cuda: &str) -> Result<String> {
     let text = fs::read_to_string(root().join(PIPELINE))?;
     let here = format!("path:{}", root().join("tests").display());
     let engine = format!("[stage.{ENGINE}]\n");
@@ -74,16 +74,32 @@ fn pipeline(work: &Path, cuda: &str) -> Result<PathBuf> {
     let text = text.replace("path:../tests", &here).replace(&engine, &there);
     let path = work.join(format!("demo-{cuda}.toml"));
     fs::write(&path, text)?;
-    Ok(path)
+    Ok(path.display().to_string())
 }
 
-fn no_worker_is_waited_for_in_vain(host: &Board, pipeline: &Path) -> Result<()> {
-    let output = host.output(&["run", &path(pipeline), "--worker-wait", "3s"])?;
+/// A stage for such a machine that takes `seconds`, made of nothing: its path.
+pub(super) fn slow(work: &Path) -> Result<String> {
+    let slow = work.join("slow.toml");
+    let text_of = "smelt = 1\nname = \"slow\"\n[stage.slow]\nkind = \"command\"\nargv = [\"sh\", \"-c\", \"sleep $SLOW; echo done > done\"]\n\
+        outputs = [\"done\"]\nshare = true\nwhere = { cuda = \"CUDA\" }\nenv = { SLOW = \"${seconds}\" }\n[params]\nseconds = \"600\"\n";
+    fs::write(&slow, text_of.replace("CUDA", CUDA))?;
+    Ok(slow.display().to_string())
+}
+
+/// A shell's line by which its mount name space has that CUDA.
+pub(super) fn with_cuda() -> String {
+    format!(
+        "mount -t tmpfs none /usr/local && mkdir /usr/local/cuda && printf '{{\\n \"cuda\" : {{\\n \"version\" : \"{CUDA}\"\\n }}\\n}}\\n' > /usr/local/cuda/version.json"
+    )
+}
+
+fn no_worker_is_waited_for_in_vain(host: &Board, pipeline: &str) -> Result<()> {
+    let output = host.output(&["run", pipeline, "--worker-wait", "3s"])?;
     let said = text(&output.stderr);
     ensure!(output.status.code() == Some(5), "{}: {said}", output.status);
     ensure!(said.contains("no worker with cuda = \"12.6.68\" took it within 3 s"), "{said}");
     // Without a server nobody is asked.
-    let output = host.output(&["run", &path(pipeline), "--fleet", ""])?;
+    let output = host.output(&["run", pipeline, "--fleet", ""])?;
     let said = text(&output.stderr);
     ensure!(output.status.code() == Some(5) && said.contains("smelt worker"), "{said}");
     Ok(())
@@ -104,14 +120,14 @@ fn a_strangers_work_is_not_done(
     stranger: &Board,
     far: &Board,
     work: &Path,
-    pipeline: &Path,
+    pipeline: &str,
 ) -> Result<()> {
     let key = stranger.ok(&["fleet", "keygen"])?;
     believes(far, "boss", &key, "portable")?;
     let other = far.ok(&["fleet", "keygen", "--out", &far.path("boss.pem")])?;
     believes(far, "other", &other, "work")?;
     let worker = Worker::start(far, work)?;
-    let output = stranger.output(&["run", &path(pipeline)])?;
+    let output = stranger.output(&["run", pipeline])?;
     let said = text(&output.stderr);
     ensure!(!output.status.success(), "a stranger's work is done: {said}");
     ensure!(said.contains("nobody asks for it whose work is done here"), "{said}");
@@ -125,8 +141,8 @@ fn is_empty(folder: &Path) -> Result<bool> {
 }
 
 /// What the host builds, what the worker builds of that, and what the host builds of that again, in one run.
-fn the_run_goes_through(host: &Board, pipeline: &Path, far: &Board) -> Result<()> {
-    let ran = host.output(&["run", &path(pipeline), "--json"])?;
+fn the_run_goes_through(host: &Board, pipeline: &str, far: &Board) -> Result<()> {
+    let ran = host.output(&["run", pipeline, "--json"])?;
     let (report, said): (Value, _) = (serde_json::from_slice(&ran.stdout)?, text(&ran.stderr));
     ensure!(said.contains("has built it in ") && said.contains("peak RSS"), "{said}");
     let attempts = |stage: &Value| stage["attempts"].as_array().map_or(0, Vec::len);
@@ -135,16 +151,16 @@ fn the_run_goes_through(host: &Board, pipeline: &Path, far: &Board) -> Result<()
     ensure!(attempts(of(ENGINE)?) == 0 && of(ENGINE)?["status"] == "sealed", "{report}");
     // What is made of it is built here.
     ensure!(attempts(of("verify")?) == 1 && attempts(of("deployment")?) == 1, "{report}");
-    let answer = host.ok(&["chat", &path(pipeline), "--image", PICTURE, "what shape?"])?;
+    let answer = host.ok(&["chat", pipeline, "--image", PICTURE, "what shape?"])?;
     ensure!(!answer.is_empty(), "no answer");
-    let chain = host.ok(&["provenance", &path(pipeline), "deployment", "--chain"])?;
+    let chain = host.ok(&["provenance", pipeline, "deployment", "--chain"])?;
     let line = chain.lines().find(|line| line.starts_with(ENGINE)).unwrap_or_default();
     ensure!(line.contains("near"), "the engine is not the worker's: {chain}");
     // The worker has what it was made of, and no more.
     let out = fs::read_dir(far.home.join("cache/out"))?.count();
     ensure!(out == 2, "the worker has {out} outputs, not what it was made of and itself");
     // Nothing is asked for twice.
-    let again = host.json(&["run", &path(pipeline), "--json", "--worker-wait", "1s"])?;
+    let again = host.json(&["run", pipeline, "--json", "--worker-wait", "1s"])?;
     ensure!(statuses(&again)?.iter().all(|(_, status)| status == "hit"), "{again}");
     host.ok(&["cache", "fsck"]).map(drop)
 }
@@ -154,17 +170,17 @@ fn another_host_gets_the_same(
     second: &Board,
     host: &Board,
     far: &Board,
-    pipeline: &Path,
+    pipeline: &str,
     far_key: &str,
 ) -> Result<()> {
     let key = second.ok(&["fleet", "keygen"])?;
     believes(far, "second", &key, "work,portable")?;
-    let refused = second.output(&["run", &path(pipeline)])?;
+    let refused = second.output(&["run", pipeline])?;
     let said = text(&refused.stderr);
     ensure!(!refused.status.success() && said.contains("smelt fleet trust"), "{said}");
     believes(second, "near", far_key, "device,portable")?;
-    second.ok(&["run", &path(pipeline), "--json"])?;
-    let out = |board: &Board| board.ok(&["out", &path(pipeline), ENGINE]);
+    second.ok(&["run", pipeline, "--json"])?;
+    let out = |board: &Board| board.ok(&["out", pipeline, ENGINE]);
     let name = |path: String| path.rsplit('/').next().map(str::to_owned);
     ensure!(name(out(second)?) == name(out(host)?), "the engines differ");
     ensure!(fs::read_dir(far.home.join("cache/out"))?.count() == 2, "it was built again");
@@ -173,12 +189,9 @@ fn another_host_gets_the_same(
 
 /// Ctrl-C takes back what a worker was asked for, which it then ends; a worker that is killed is replaced by another one.
 fn what_is_taken_back_ends(host: &Board, far: &Board, work: &Path) -> Result<()> {
-    let slow = work.join("slow.toml");
-    let text_of = "smelt = 1\nname = \"slow\"\n[stage.slow]\nkind = \"command\"\nargv = [\"sh\", \"-c\", \"sleep $SLOW; echo done > done\"]\n\
-        outputs = [\"done\"]\nshare = true\nwhere = { cuda = \"CUDA\" }\nenv = { SLOW = \"${seconds}\" }\n[params]\nseconds = \"600\"\n";
-    fs::write(&slow, text_of.replace("CUDA", CUDA))?;
+    let slow = slow(work)?;
     let worker = Worker::start(far, work)?;
-    let mut run = host.command(&["run", &path(&slow)]);
+    let mut run = host.command(&["run", &slow]);
     let log = work.join("taken-back.log");
     let mut run =
         run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).spawn()?;
@@ -187,7 +200,7 @@ fn what_is_taken_back_ends(host: &Board, far: &Board, work: &Path) -> Result<()>
     let ended = run.wait()?;
     ensure!(ended.code() == Some(6), "{ended}: {}", fs::read_to_string(&log)?);
     until("the worker ends it", || worker.said("nobody wants slow any more"))?;
-    let mut run = host.command(&["run", &path(&slow), "--set", "seconds=5"]);
+    let mut run = host.command(&["run", &slow, "--set", "seconds=5"]);
     let run = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?).spawn()?;
     until("the worker builds again", || worker.count("asks for slow") == 2)?;
     worker.kill()?;
@@ -215,9 +228,7 @@ struct Worker {
 impl Worker {
     fn start(board: &Board, work: &Path) -> Result<Self> {
         let log = work.join("worker.log");
-        let cuda = format!(
-            "mount -t tmpfs none /usr/local && mkdir /usr/local/cuda && printf '{{\\n \"cuda\" : {{\\n \"version\" : \"{CUDA}\"\\n }}\\n}}\\n' > /usr/local/cuda/version.json && exec \"$0\" worker"
-        );
+        let cuda = format!("{} && exec \"$0\" worker", with_cuda());
         let mut worker = Command::new("unshare");
         worker.args(["-m", "sh", "-c", &cuda]).arg(&board.smelt);
         let own = board.command(&[]);

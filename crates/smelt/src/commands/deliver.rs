@@ -14,7 +14,7 @@ use smelt_fleet::trust::{Purpose, Trust, TrustedKey};
 use smelt_store::Digest;
 use smelt_store::bundle::{BundledKey, BundledOutput};
 
-use super::{bundle, target};
+use super::target;
 use crate::built;
 use crate::console::{answer, tell, warn};
 use crate::exit::{Exit, Failed};
@@ -24,6 +24,7 @@ use crate::flags::{
 };
 use crate::fleet::deliver::{Source, Took, check_deployment, of_place};
 use crate::fleet::delivered::{self, Delivered};
+use crate::fleet::outgoing::outputs;
 use crate::fleet::{incoming, now, signer};
 use crate::load::{self, Access};
 use crate::table::bytes;
@@ -63,7 +64,7 @@ fn push(flags: &DeliverPushFlags) -> Result<Exit, Failed> {
     let holder = store.begin_hold(SystemTime::now())?;
     holder.hold(&wanted.iter().map(|sealed| sealed.tree).collect::<Vec<_>>())?;
     let outputs: Vec<_> =
-        bundle::outputs(&store, &wanted)?.into_iter().map(|(it, dir)| (plain(it), dir)).collect();
+        outputs(&store, &wanted)?.into_iter().map(|(it, dir)| (plain(it), dir)).collect();
     let none =
         || Failed::new(Exit::StageFailed, "nothing of that is built; build it with: smelt run");
     let last = &outputs.last().ok_or_else(none)?.0;

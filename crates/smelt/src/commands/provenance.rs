@@ -71,8 +71,8 @@ fn chain(plan: &Plan, shelf: &Shelf<'_>, id: StageId) -> Result<Exit, Failed> {
 
 /// A link of the chain.
 enum Link {
-    /// It was built here, in a run.
-    Built(String),
+    /// It was built in a run of this machine, or of one that this one reached.
+    Built { run: String, by: Option<String> },
     /// It came from a server, and these vouch for it.
     Fetched(String, Vec<String>),
     /// It came from a server, and is not vouched for any more.
@@ -99,7 +99,10 @@ impl Link {
             }
         }
         match Origin::of(&output.record) {
-            None => Self::Built(run.to_owned()),
+            None => {
+                let by = vouched::built_at(&output.record).map(str::to_owned);
+                Self::Built { run: run.to_owned(), by }
+            }
             Some(Err(why)) => Self::Doubted { server: "the fleet".to_owned(), why },
             Some(Ok(origin)) => match origin.judge(&output.digest, trust) {
                 Ok(vouched) => Self::Fetched(origin.server, vouched.by),
@@ -112,7 +115,9 @@ impl Link {
     fn words(self) -> [String; 2] {
         let dash = "-".to_owned();
         match self {
-            Self::Built(run) => [format!("run {run}"), "this machine".to_owned()],
+            Self::Built { run, by } => {
+                [format!("run {run}"), by.unwrap_or_else(|| "this machine".to_owned())]
+            }
             Self::Fetched(server, by) => [server, by.join(", ")],
             Self::Doubted { server, why } => [server, format!("nobody: {why}")],
             Self::Given(path) => [path, dash],

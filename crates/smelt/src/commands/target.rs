@@ -20,6 +20,7 @@ use crate::console::tell;
 use crate::exit::{Exit, Failed};
 use crate::flags::PipelineFlags;
 use crate::fleet;
+use crate::fleet::outgoing::Leaving;
 use crate::load::{self, Access, Loaded, Looked};
 use crate::model_name::{ModelName, ModelSource, Place, Present, is_gguf};
 use crate::pins;
@@ -267,15 +268,9 @@ pub(super) fn all(targets: &[PathBuf], sets: &[String]) -> Result<Vec<Target>, F
     Ok(found.into_iter().zip(twice).map(called).collect())
 }
 
-/// An output of the store, and the recipe and shared keys that led to it, where a pipeline says that.
-pub(super) struct Sealed {
-    pub(super) tree: Digest,
-    pub(super) recipes: Vec<Digest>,
-}
-
 /// The outputs of the store that `target` names: of a pipeline its deployments, what nobody in it needs where it has none, and
 /// with `is_all` whatever of it is built.
-pub(super) fn sealed(target: &Path, sets: &[String], is_all: bool) -> Result<Vec<Sealed>, Failed> {
+pub(super) fn sealed(target: &Path, sets: &[String], is_all: bool) -> Result<Vec<Leaving>, Failed> {
     match meant(target)? {
         Meant::Pipeline(pipeline) => Asked::new(&pipeline, sets)?.sealed(is_all),
         Meant::Missing(source) => Err(not_built(target, &source)),
@@ -286,7 +281,7 @@ pub(super) fn sealed(target: &Path, sets: &[String], is_all: bool) -> Result<Vec
                     dir.display()
                 ))
             })?;
-            Ok(vec![Sealed { tree, recipes: Vec::new() }])
+            Ok(vec![Leaving { tree, recipes: Vec::new() }])
         }
     }
 }
@@ -336,7 +331,7 @@ impl Asked {
     }
 
     /// What is sealed of it, as [`sealed`] says.
-    fn sealed(&self, is_all: bool) -> Result<Vec<Sealed>, Failed> {
+    fn sealed(&self, is_all: bool) -> Result<Vec<Leaving>, Failed> {
         let (plan, root) = (&self.loaded.plan, self.loaded.store.root());
         let mut wanted = match (&self.stage, is_all) {
             (Some(name), _) => vec![plan.find(name)?],
@@ -352,7 +347,7 @@ impl Asked {
             let tree = in_store(outputs[stage.index()].as_ref()?, root)?;
             let recipe = plan.stage(stage).recipe_key;
             let recipes = [recipe].into_iter().chain(shared[stage.index()]).collect();
-            Some(Sealed { tree, recipes })
+            Some(Leaving { tree, recipes })
         };
         if is_all {
             return Ok(wanted.into_iter().filter_map(of).collect());

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use smelt_fleet::address::{Address, LockAddress, NotALockAddress, NotAnAddress, PeerList};
+use smelt_fleet::ssh::{NotAnSshAddress, SshAddress};
 use smelt_plan::{Kind, quantity};
 
 use super::PipelineFlags;
@@ -88,6 +89,13 @@ pub(crate) fn heartbeat(text: &str) -> Result<Every, String> {
         return Ok(Some(every));
     }
     Err("write a time from 10s to 1h".to_owned())
+}
+
+/// A machine that builds for this one alone, if one is named.
+pub(crate) type NamedWorker = Option<SshAddress>;
+
+pub(crate) fn worker(text: &str) -> Result<NamedWorker, NotAnSshAddress> {
+    if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
 }
 
 /// How long a stage waits for a worker where nobody says so: a board that reboots is back in two minutes.
@@ -244,6 +252,9 @@ pub(crate) struct WorkerFlags {
     /// End behind the first piece of work
     #[arg(long)]
     pub(crate) once: bool,
+    /// Build what is asked for by the standard input, for smelt run --worker (which starts this itself)
+    #[arg(long, hide = true)]
+    pub(crate) session: bool,
     /// Memory that stages leave to other programs, as in 1GiB
     #[arg(long, value_name = "SIZE", env = "SMELT_KEEP_FREE", value_parser = super::size)]
     pub(crate) keep_free: Option<u64>,

@@ -88,6 +88,33 @@ impl<'a> Incoming<'a> {
         left.sum()
     }
 
+    /// The outputs.
+    #[cfg(feature = "build")]
+    pub(crate) fn outputs(&self) -> &'a [BundledOutput] {
+        self.outputs
+    }
+
+    /// The number of each that is missing, and the folder of its key, where an earlier call may have left some of it.
+    #[cfg(feature = "build")]
+    pub(crate) fn drafts(&self) -> Result<Vec<(usize, PathBuf)>, Failed> {
+        let missing = self.outputs.iter().enumerate().filter(|(_, it)| !self.is_sealed(it));
+        let draft = |(number, output): (usize, &BundledOutput)| {
+            let key = output.keys.first().expect("it was checked that each has one");
+            Ok((number, self.store.pull_dir(&key.key)?))
+        };
+        missing.map(draft).collect()
+    }
+
+    /// Where the very same files are, if another key leads to them.
+    #[cfg(feature = "build")]
+    pub(crate) fn known_by_another_key(&self, number: usize) -> Option<PathBuf> {
+        let tree = self.outputs[number].tree;
+        let inventory = self.store.inventory().ok()?;
+        let item = inventory.outputs.iter().find(|item| item.tree == tree)?;
+        let found = item.keys.iter().find_map(|key| self.store.lookup(key).ok()?.hit())?;
+        (found.digest == tree).then(|| self.store.root().join("out").join(tree.to_string()))
+    }
+
     /// Seals every output under its keys.
     pub(crate) fn seal(&self, draft: Draft, fill: &mut Fill<'_>) -> Result<Vec<PathBuf>, Failed> {
         let seal = |number| self.seal_one(number, draft, fill);

@@ -15,7 +15,7 @@ use smelt_plan::{Digest, Kind, Plan, StageId};
 use smelt_store::{Inventory, Location, Lookup, Output, RunId};
 
 use super::delivered::Delivered;
-use super::vouched::{Origin, doubted_stages};
+use super::vouched::{Origin, built_at, doubted_stages};
 use super::{Fleet, holdings, now, with_dependents};
 use crate::exit::{Exit, Failed};
 use crate::flags::PushLimits;
@@ -215,6 +215,17 @@ impl<'a> Shelf<'a> {
         self.outputs.iter().find(|(other, _)| *other == id).map(|(_, sealed)| &sealed.output)
     }
 
+    /// The key of a stage's output, where it is here, and what led to it.
+    #[cfg(feature = "build")]
+    pub(crate) fn led(&self, id: StageId) -> Option<(Digest, Provenance)> {
+        let (_, Sealed { key, output }) = self.outputs.iter().find(|(other, _)| *other == id)?;
+        let said = match Origin::of(&output.record) {
+            None => self.provenance(self.plan.stage(id), &output.record),
+            Some(origin) => origin.ok()?.said().ok()?.provenance,
+        };
+        Some((*key, said))
+    }
+
     /// What a stage's output was made of, by the names of its inputs.
     pub(crate) fn inputs(&self, id: StageId) -> Option<Vec<(String, Digest)>> {
         let output = self.output(id)?;
@@ -238,6 +249,9 @@ impl<'a> Shelf<'a> {
         // Whoever built it vouches for it; this machine only knows who that is said to be.
         if Origin::of(record).is_some() {
             return Err("it came from the fleet, where whoever built it vouches for it".to_owned());
+        }
+        if let Some(machine) = built_at(record) {
+            return Err(format!("{machine} built it, and that machine alone can vouch for it"));
         }
         if Delivered::is_in(record) {
             return Err("it came by a delivery, which whoever signed that vouches for".to_owned());

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+#[cfg(feature = "build")]
+use serde_json::json;
 use smelt_fleet::dsse::Envelope;
 use smelt_fleet::judge::{Asked, Refusal, Vouched, judge};
 use smelt_fleet::remote::Key;
@@ -20,6 +22,22 @@ use crate::exit::{Exit, Failed};
 
 /// Under which name a record says from where an output came.
 const FLEET: &str = "fleet";
+
+/// Under which name a record says which machine built an output that was reached by ssh: that alone can vouch for it.
+const BUILT_AT: &str = "built_at";
+
+/// Writes into a record which machine built its output, and what of it that depends on.
+#[cfg(feature = "build")]
+pub(crate) fn put_built_at(record: &mut Value, machine: &str, facts: &BTreeMap<String, String>) {
+    if let Some(fields) = record.as_object_mut() {
+        fields.insert(BUILT_AT.to_owned(), json!({ "machine": machine, "device": facts }));
+    }
+}
+
+/// The machine that built an output and was reached by ssh, if one did.
+pub(crate) fn built_at(record: &Value) -> Option<&str> {
+    record.get(BUILT_AT)?.get("machine")?.as_str()
+}
 
 /// From where an output came, as its record says it.
 #[derive(Debug, Serialize, Deserialize)]

@@ -42,13 +42,15 @@ pub(crate) struct Told {
 /// What a run needs to have stages built elsewhere.
 pub(crate) struct Workers<'a> {
     flags: &'a RunFlags,
-    loaded: &'a Loaded,
+    pub(super) loaded: &'a Loaded,
     /// Nobody waits any more.
-    stop: Arc<AtomicBool>,
+    pub(super) stop: Arc<AtomicBool>,
+    /// Held by what a machine that is reached by ssh builds.
+    pub(super) turn: Mutex<()>,
 }
 
 /// Why a stage was not built elsewhere: what went wrong there, or here.
-enum NotBuilt {
+pub(super) enum NotBuilt {
     There(Failure),
     Here(Failed),
 }
@@ -100,12 +102,13 @@ impl Drop for Asked<'_, '_> {
 impl<'a> Workers<'a> {
     /// Of a run.
     pub(crate) fn new(flags: &'a RunFlags, loaded: &'a Loaded) -> Self {
-        Self { flags, loaded, stop: Arc::default() }
+        Self { flags, loaded, stop: Arc::default(), turn: Mutex::default() }
     }
 
     /// Whether there are any to ask.  A worker asks no other one.
     pub(crate) fn is_any(&self) -> bool {
-        self.flags.fleet.fleet.is_some() && self.flags.given.is_none() && !self.flags.is_trial()
+        let RunFlags { worker, fleet, given, .. } = self.flags;
+        (worker.is_some() || fleet.fleet.is_some()) && given.is_none() && !self.flags.is_trial()
     }
 
     fn build(&self, asking: &Asking, say: &dyn Fn(String)) -> Result<String, Failure> {
@@ -123,6 +126,9 @@ impl<'a> Workers<'a> {
 
     /// Has it built, and fetches it; who built it.
     fn try_build(&self, asking: &Asking, say: &dyn Fn(String)) -> Result<String, NotBuilt> {
+        if let Some(address) = &self.flags.worker {
+            return self.build_by_ssh(address, asking, say);
+        }
         let signer = super::signer(&self.flags.fleet.key)?;
         let fleet = Fleet::open(&self.flags.fleet, &self.stop)?;
         say("what it is made of is published".to_owned());
@@ -139,8 +145,8 @@ impl<'a> Workers<'a> {
         Ok(line)
     }
 
-    /// Publishes what the stage is made of, so that the worker can fetch it.
-    fn publish(&self, fleet: &Fleet, asking: &Asking, signer: &SigningKey) -> Result<(), Failed> {
+    /// The stages whose outputs the worker is to be given.
+    pub(super) fn chosen(&self, asking: &Asking) -> Result<BTreeSet<StageId>, Failed> {
         let plan = &self.loaded.plan;
         let mut chosen = BTreeSet::new();
         for input in &asking.inputs {
@@ -157,6 +163,12 @@ impl<'a> Workers<'a> {
                 chosen.insert(input.stage);
             }
         }
+        Ok(chosen)
+    }
+
+    /// Publishes what the stage is made of, so that the worker can fetch it.
+    fn publish(&self, fleet: &Fleet, asking: &Asking, signer: &SigningKey) -> Result<(), Failed> {
+        let (plan, chosen) = (&self.loaded.plan, self.chosen(asking)?);
         let goes_on = || !self.stop.load(Ordering::Relaxed);
         let chosen = (&chosen, &PushLimits::default());
         for (id, outcome) in push_each(fleet, self.loaded, signer, chosen, &goes_on)? {
@@ -182,6 +194,18 @@ impl<'a> Workers<'a> {
         asking: &Asking,
         signer: &SigningKey,
     ) -> Result<(Package, Digest), Failed> {
+        let (request, text) = self.request(asking, fleet.client.instance())?;
+        let signed = request.sign(signer).map_err(Failed::usage)?;
+        let name = Digest::of(&signed);
+        Ok((Package::of(signed, text.into_bytes(), &request.machine), name))
+    }
+
+    /// What the fleet of that name is asked for, and the pipeline's text.
+    pub(super) fn request(
+        &self,
+        asking: &Asking,
+        instance: &str,
+    ) -> Result<(WorkRequest, String), Failed> {
         let plan = &self.loaded.plan;
         let stage = plan.stage(asking.stage);
         let text = load::read(&self.flags.pipeline.pipeline)?;
@@ -196,19 +220,15 @@ impl<'a> Workers<'a> {
             Some((need.name.to_string(), InputOutput { key, tree: input.tree }))
         });
         let machine = stage.elsewhere.iter().flatten();
-        let machine: BTreeMap<String, String> =
-            machine.map(|(fact, value)| ((*fact).to_owned(), value.clone())).collect();
         let request = WorkRequest {
             stage: stage.name.to_string(),
             pipeline: Digest::of(text.as_bytes()),
             sets: self.flags.pipeline.sets.clone(),
             inputs: inputs.collect(),
-            machine: machine.clone(),
-            instance: fleet.client.instance().to_owned(),
+            machine: machine.map(|(fact, value)| ((*fact).to_owned(), value.clone())).collect(),
+            instance: instance.to_owned(),
         };
-        let signed = request.sign(signer).map_err(Failed::usage)?;
-        let name = Digest::of(&signed);
-        Ok((Package::of(signed, text.into_bytes(), &machine), name))
+        Ok((request, text))
     }
 
     /// Has a worker do it, which none may take for so long.
@@ -261,7 +281,7 @@ fn is_published(fleet: &Fleet, key: Digest) -> bool {
 }
 
 /// What it took there, in words.
-fn took(executed: &Executed) -> String {
+pub(super) fn took(executed: &Executed) -> String {
     let words = |took: Took| {
         let seconds = seconds(took.wall_ms as f64 / 1e3);
         format!(" in {seconds}, peak RSS {}", bytes(took.peak_rss_bytes))
@@ -270,7 +290,7 @@ fn took(executed: &Executed) -> String {
 }
 
 /// The key under which a worker has published what it has built.
-fn done(executed: &Executed) -> Result<Digest, Failure> {
+pub(super) fn done(executed: &Executed) -> Result<Digest, Failure> {
     let told: Option<Told> = serde_json::from_slice(&executed.told).ok();
     let Told { key, class, message } = told.unwrap_or_default();
     if let Some(key) = key.filter(|_| executed.exit == 0) {

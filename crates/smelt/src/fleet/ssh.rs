@@ -1,0 +1,357 @@
+//! Has a stage built on another machine that is reached by ssh: one host and one board, without a server and without keys.
+//!
+//! Whoever may log in there may run anything there, so nothing is signed.  What comes back is judged all the same: it must be
+//! this stage's, made of what was sent, on a machine as the stage wants it.
+
+use std::io::{BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use smelt_exec::Asking;
+use smelt_fleet::execution::Executed;
+use smelt_fleet::remote::plain;
+use smelt_fleet::ssh::SshAddress;
+use smelt_fleet::trust::Trust;
+use smelt_plan::{Digest, Plan, StageId, device};
+use smelt_store::bundle::{BundledKey, BundledOutput, check};
+
+use super::incoming::Incoming;
+use super::outgoing::{Leaving, outputs};
+use super::pull::{Built, is_built_of};
+use super::session::{
+    Greeting, Saying, SessionError, SessionOutcome, SessionWork, greeted, hear, say,
+};
+use super::stream::{self, bytes_of};
+use super::vouched;
+use super::workers::{NotBuilt, Workers, done, took};
+use crate::exit::{Exit, Failed};
+use crate::table::bytes;
+use crate::version::TEXT;
+
+/// The program that reaches machines.
+const SSH: &str = "ssh";
+/// What it is told to do there.
+pub(crate) const SESSION: [&str; 2] = ["worker", "--session"];
+/// How soon one that nobody waits for any more is ended.
+const TICK: Duration = Duration::from_millis(100);
+/// Of what it complains.
+const COMPLAINTS_BYTES_MAX: usize = 64 << 10;
+/// So long it may take to say why it ends.
+const GRACE: Duration = Duration::from_secs(2);
+
+impl Workers<'_> {
+    /// Has the machine build it, and takes it; who built it.
+    pub(super) fn build_by_ssh(
+        &self,
+        address: &SshAddress,
+        asking: &Asking,
+        say: &dyn Fn(String),
+    ) -> Result<String, NotBuilt> {
+        // A board has memory for one stage.
+        let _turn = locked(&self.turn);
+        say(format!("{address} is reached"));
+        let mut line = Line::open(address, &self.stop)?;
+        match self.build_by(&mut line, asking, say) {
+            Err(NotBuilt::Here(_)) if self.stop.load(Ordering::Relaxed) => {
+                Err(Failed::stopped().into())
+            }
+            built => built,
+        }
+    }
+
+    fn build_by(
+        &self,
+        line: &mut Line<'_>,
+        asking: &Asking,
+        say: &dyn Fn(String),
+    ) -> Result<String, NotBuilt> {
+        let greeting = line.greeted()?;
+        self.fits(line, asking, &greeting)?;
+        let sent = self.sent(asking)?;
+        let (request, pipeline) = self.request(asking, "")?;
+        let outputs = sent.iter().map(|(output, _)| output.clone()).collect();
+        let work = SessionWork { request, pipeline, outputs };
+        line.say(&work)?;
+        let outcome = self.wait(line, (&work, &sent), say)?;
+        let executed = Executed {
+            exit: outcome.exit,
+            told: serde_json::to_vec(&outcome.told).expect("texts are JSON"),
+            log: outcome.log.clone(),
+            worker: line.address.to_string(),
+            took: outcome.took,
+        };
+        let key = done(&executed).map_err(NotBuilt::There)?;
+        let built = format!("{} has built it{}", executed.worker, took(&executed));
+        say(format!("{built}; it is fetched"));
+        self.take(line, asking, (key, outcome, &greeting.version), say)?;
+        Ok(built)
+    }
+
+    /// Refuses a machine that is not as the stage wants it.
+    fn fits(&self, line: &Line<'_>, asking: &Asking, there: &Greeting) -> Result<(), Failed> {
+        let stage = self.loaded.plan.stage(asking.stage);
+        let wanted = stage.elsewhere.as_ref();
+        let is_other =
+            |(fact, value): &(&&'static str, &String)| there.facts.get(**fact) != Some(*value);
+        let Some((fact, value)) = wanted.into_iter().flatten().find(is_other) else {
+            return Ok(());
+        };
+        let found = there.facts.get(*fact).map_or("unknown", String::as_str);
+        let (address, machine) = (line.address, wanted.map(device::words).unwrap_or_default());
+        let message = format!(
+            "it is built where {machine}: {fact} of {address} is {found:?}, not {value:?}; --worker names another machine"
+        );
+        Err(Failed::new(Exit::DoesNotFit, message))
+    }
+
+    /// What the stage is made of with all that this refers to, each with its folder.
+    fn sent(&self, asking: &Asking) -> Result<Vec<(BundledOutput, PathBuf)>, Failed> {
+        let plan = &self.loaded.plan;
+        let own = self.chosen(asking)?;
+        let inputs = asking.inputs.iter().filter(|input| own.contains(&input.stage));
+        let leaving: Vec<Leaving> = inputs
+            .map(|input| Leaving {
+                tree: input.tree,
+                recipes: vec![plan.stage(input.stage).recipe_key],
+            })
+            .collect();
+        let mut all = outputs(&self.loaded.store, &leaving)?;
+        for (output, _) in &mut all {
+            let asked = asking.inputs.iter().find(|input| input.tree == output.tree);
+            let asked = asked.and_then(|input| input.key);
+            // Each comes once, under the key by which it is meant.
+            let at = output.keys.iter().position(|key| Some(key.key) == asked).unwrap_or(0);
+            output.keys = vec![output.keys.swap_remove(at)];
+        }
+        Ok(all)
+    }
+
+    /// Sends what the machine lacks, and hears how it goes until that has ended.
+    fn wait(
+        &self,
+        line: &mut Line<'_>,
+        (work, sent): (&SessionWork, &[(BundledOutput, PathBuf)]),
+        say: &dyn Fn(String),
+    ) -> Result<SessionOutcome, Failed> {
+        let address = line.address;
+        loop {
+            match line.hear::<Saying>()? {
+                Saying::Lacks(parts) => {
+                    let mut share = Share::of(bytes_of(&parts, &work.outputs));
+                    let mut told = |some| {
+                        if let Some(share) = share.add(some) {
+                            say(format!("{share} sent to {address}"));
+                        }
+                    };
+                    let sent = stream::send(sent, &parts, &mut line.to, &mut told);
+                    sent.map_err(|failed| line.failed(failed))?;
+                    say(format!("{address} builds it"));
+                }
+                Saying::Line(text) => say(format!("{address}: {}", plain(&text))),
+                Saying::Ended(outcome) => return Ok(*outcome),
+            }
+        }
+    }
+
+    /// Judges what was built, and takes it under the key that it has here.
+    fn take(
+        &self,
+        line: &mut Line<'_>,
+        asking: &Asking,
+        (key, outcome, version): (Digest, SessionOutcome, &str),
+        say: &dyn Fn(String),
+    ) -> Result<(), NotBuilt> {
+        let SessionOutcome { mut outputs, provenance, .. } = outcome;
+        check(&outputs).map_err(|why| line.odd(&plain(&why)))?;
+        let inputs: Vec<(StageId, Digest)> =
+            asking.inputs.iter().map(|input| (input.stage, input.tree)).collect();
+        let built = Built { stage: asking.stage, key, under: asking.key, inputs: &inputs };
+        let plan: &Plan = &self.loaded.plan;
+        let said = provenance.filter(|said| is_built_of(plan, &built, said));
+        let Some((said, own)) = said.zip(outputs.last_mut()) else {
+            let message = format!(
+                "what it has built was made of something else, or in another way: there is smelt {}, here {TEXT}",
+                plain(version)
+            );
+            return Err(line.odd(&message).into());
+        };
+        let record = own.keys.first().map(BundledKey::record).unwrap_or_default();
+        own.keys = vec![BundledKey::new(asking.key, Vec::new(), &record)];
+        let machine = line.address.to_string();
+        let mark = |record: &mut Value| vouched::put_built_at(record, &machine, &said.device);
+        let (store, trust) = (&self.loaded.store, Trust::default());
+        let incoming = Incoming::begin(store, &outputs, &mark, &trust)?;
+        incoming.has_room("fetched", incoming.kept_bytes()?)?;
+        let parts = stream::missing(&incoming)?;
+        line.say(&parts)?;
+        let mut share = Share::of(bytes_of(&parts, &outputs));
+        let mut told = |some| {
+            if let Some(share) = share.add(some) {
+                say(format!("{share} fetched from {machine}"));
+            }
+        };
+        let received = stream::receive(&incoming, &parts, &mut line.from, &mut told);
+        received.map_err(|failed| line.failed(failed))?;
+        Ok(())
+    }
+}
+
+/// How much has been moved, told each twentieth.
+struct Share {
+    done: u64,
+    all: u64,
+    told: u64,
+}
+
+impl Share {
+    const PARTS: u64 = 20;
+
+    fn of(all: u64) -> Self {
+        Self { done: 0, all, told: 0 }
+    }
+
+    /// In words, if it is time to say it.
+    fn add(&mut self, some: u64) -> Option<String> {
+        self.done += some;
+        let part = self.done.saturating_mul(Self::PARTS) / self.all.max(1);
+        if part == self.told {
+            return None;
+        }
+        self.told = part;
+        Some(format!("{} % of {}", part * 100 / Self::PARTS, bytes(self.all)))
+    }
+}
+
+/// A machine that is reached.
+struct Line<'a> {
+    address: &'a SshAddress,
+    child: Arc<Mutex<Child>>,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    /// What ssh, and smelt there, complain of.
+    complaints: Arc<Mutex<Vec<u8>>>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl<'a> Line<'a> {
+    /// Starts ssh, which ends when `stop` is set.
+    fn open(address: &'a SshAddress, stop: &Arc<AtomicBool>) -> Result<Self, Failed> {
+        let mut ssh = Command::new(SSH);
+        ssh.args(address.arguments(&SESSION));
+        ssh.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = ssh.spawn().map_err(|error| {
+            let message = format!("{SSH} cannot be started: {error}; apt install openssh-client");
+            Failed::new(Exit::NotSeen, message)
+        })?;
+        let to = child.stdin.take().expect("it is piped");
+        let from = BufReader::new(child.stdout.take().expect("it is piped"));
+        let (mut stderr, complaints) = (child.stderr.take().expect("it is piped"), Arc::default());
+        let (child, is_over) = (Arc::new(Mutex::new(child)), Arc::<AtomicBool>::default());
+        let kept = Arc::clone(&complaints);
+        thread::spawn(move || keep(&mut stderr, &kept));
+        let (ended, over, stop) = (child.clone(), is_over.clone(), stop.clone());
+        thread::spawn(move || {
+            while !over.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
+                thread::sleep(TICK);
+            }
+            let _ = locked(&ended).kill();
+        });
+        Ok(Self { address, child, to, from, complaints, is_over })
+    }
+
+    fn greeted(&mut self) -> Result<Greeting, Failed> {
+        greeted(&mut self.from).map_err(|error| self.lost(&error))
+    }
+
+    fn say(&mut self, message: &impl Serialize) -> Result<(), Failed> {
+        say(&mut self.to, message).map_err(|error| self.lost(&SessionError::Io(error)))
+    }
+
+    fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Failed> {
+        let heard = hear(&mut self.from).and_then(|heard| heard.ok_or(SessionError::Ended));
+        heard.map_err(|error| self.lost(&error))
+    }
+
+    /// Why the machine says no more: what ssh, or smelt there, complains of, if anything.
+    fn lost(&mut self, error: &SessionError) -> Failed {
+        let why = match error {
+            SessionError::Odd(_) => error.to_string(),
+            SessionError::Ended | SessionError::Io(_) => {
+                self.complaint().unwrap_or_else(|| error.to_string())
+            }
+        };
+        let address = self.address;
+        let message = format!(
+            "{address}: {why}; ssh must get there without a password, and find smelt there, else as in ssh://HOST/PATH/OF/smelt"
+        );
+        Failed::new(Exit::NotSeen, message)
+    }
+
+    /// The same where files were moved.
+    fn failed(&mut self, failed: Failed) -> Failed {
+        match self.complaint() {
+            Some(why) => Failed::new(Exit::NotSeen, format!("{}: {why}", self.address)),
+            None => failed,
+        }
+    }
+
+    fn odd(&self, why: &str) -> Failed {
+        Failed::new(Exit::StageFailed, format!("{}: {why}", self.address))
+    }
+
+    /// The last line that was complained of.
+    fn complaint(&self) -> Option<String> {
+        let begin = Instant::now();
+        // It says why before it ends.
+        while matches!(locked(&self.child).try_wait(), Ok(None)) && begin.elapsed() < GRACE {
+            thread::sleep(TICK);
+        }
+        let text = String::from_utf8_lossy(&locked(&self.complaints)).into_owned();
+        text.lines().map(str::trim).rfind(|line| !line.is_empty()).map(plain)
+    }
+}
+
+impl Drop for Line<'_> {
+    /// What is asked for there ends with it.
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let mut child = locked(&self.child);
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+/// Keeps the beginning of what is said, and hears the rest, so that nobody waits to say it.
+fn keep(from: &mut impl Read, kept: &Mutex<Vec<u8>>) {
+    let mut piece = [0; 4096];
+    while let Ok(some @ 1..) = from.read(&mut piece) {
+        let mut kept = locked(kept);
+        let room = COMPLAINTS_BYTES_MAX.saturating_sub(kept.len()).min(some);
+        kept.extend_from_slice(&piece[..room]);
+    }
+}
+
+fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_moved_is_told_a_few_times() {
+        let mut share = Share::of(1 << 30);
+        let told: Vec<String> = (0..1024).filter_map(|_| share.add(1 << 20)).collect();
+        assert_eq!(told.len(), 20);
+        assert_eq!([&*told[0], &told[19]], ["5 % of 1.00 GiB", "100 % of 1.00 GiB"]);
+        assert_eq!(Share::of(0).add(0), None);
+    }
+}
