@@ -1,4 +1,4 @@
-//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `cuda`, `demo`, `fit`, `fleet`, `fuzz`, `llama`, `mutants`,
+//! Runs the development commands: `cargo xtask ci`, `bench`, `cma`, `conformance`, `containers`, `cuda`, `demo`, `fit`, `fleet`, `fuzz`, `llama`, `mutants`,
 //! `onnxruntime`, `operation`, `other-kernel`, `picture`, `power-cuts`, `sanitize`, `scale`, `soak`, `tidy`, `toolchains`,
 //! `transformers`, `walks`.
 
@@ -7,6 +7,7 @@ mod check;
 mod ci;
 mod cma;
 mod conformance;
+mod containers;
 mod cross;
 mod cuda;
 mod debian;
@@ -41,7 +42,7 @@ mod walks;
 use std::process::ExitCode;
 
 const USAGE: &str =
-    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench first|bench bundle|bench fleet|bench boards|bench site|bench router|bench upstream|cma|conformance|cuda|demo|fit|fleet|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
+    "usage: cargo xtask aarch64|check|ci|bench front|bench workflow|bench watch|bench cpu|bench serve|bench cuda|bench film|bench first|bench bundle|bench fleet|bench boards|bench site|bench router|bench upstream|cma|conformance|containers|cuda|demo|fit|fleet|fuzz|llama|mutants|shapes|onnxruntime|operation|other-kernel|picture|power-cuts|sanitize|scale|soak|tidy|toolchains|transformers|walks
 
   aarch64
          the engine's tests as the boards compute, under qemu-user
@@ -89,6 +90,8 @@ const USAGE: &str =
   conformance
          smelt serve on the demo and on SmolLM2 under the official clients of four APIs and the libraries above them,
          of Python and JavaScript, its page in Chromium, then requests that schemathesis makes up from /openapi.json
+  containers
+         stages that start containers by docker's daemon and by podman: measured, limited and killed with them; needs root
   cuda [FOLDER]
          a folder of some MB that tries the CUDA back end on a machine with a GPU, by the driver and python3 alone: test
          programs, engines with their kernels, run.py; needs NVRTC
@@ -185,6 +188,7 @@ fn main() -> ExitCode {
         ["soak", ref rest @ ..] => soak::run(rest),
         ["tidy"] => tidy::run(),
         ["toolchains"] => toolchains::run(),
+        ["containers"] => containers::run().map(drop),
         ["fleet"] => fleet::run().map(drop),
         ["transformers"] => transformers::run(),
         ["walks"] => walks::run(walks::Walker::Reader),

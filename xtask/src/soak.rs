@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::ci::cargo;
 use crate::{
-    bench, cma, conformance, cross, fuzz, llama, mutants, nvrtc, other_kernel, power_cuts,
-    sanitize, transformers, walks,
+    bench, cma, conformance, containers, cross, fuzz, llama, mutants, nvrtc, other_kernel,
+    power_cuts, sanitize, transformers, walks,
 };
 
 /// What the tests with a bound look for.
@@ -70,7 +70,7 @@ const SWEEPS: [(&str, &[&str]); 11] = [
 /// A sweep of a command of its own.
 type Own = fn() -> Result<()>;
 
-const OWN: [(&str, Own); 13] = [
+const OWN: [(&str, Own); 14] = [
     ("walks", || walks::run(walks::Walker::Reader)),
     ("kernels", || nvrtc::compile_all(&[SOAK])),
     ("requests", conformance::soak),
@@ -80,6 +80,7 @@ const OWN: [(&str, Own); 13] = [
     ("aarch64", cross::test_engine),
     ("sanitize", sanitize::run),
     ("cma", cma::run),
+    ("containers", || containers::run().map(drop)),
     ("other kernel", || other_kernel::run(&[])),
     ("power cuts", || power_cuts::run(power_cuts::SOAK)),
     ("fuzz", || fuzz::run(&[])),

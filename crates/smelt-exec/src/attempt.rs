@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 use smelt_plan::plan::Pin;
@@ -28,7 +28,8 @@ use crate::classify::{
     End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing, of_disk,
 };
 use crate::confine::{self, Space, Writes};
-use crate::controls::{Controls, LastSample};
+use crate::containers::{self, Container};
+use crate::controls::{Controls, HeldContainer, LastSample};
 use crate::count::Count;
 use crate::form;
 use crate::log;
@@ -71,6 +72,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) n: u32,
     /// Since the run began.
     pub(crate) began: Duration,
+    /// By the clock of files: what was made before is not its own.
+    pub(crate) since: SystemTime,
     /// How long it waited for memory before that.
     pub(crate) waited: Duration,
     pub(crate) changed: Option<String>,
@@ -100,6 +103,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) signatures: &'a Signatures,
     pub(crate) shims: &'a Shims,
     pub(crate) cgroups: Option<&'a Cgroups>,
+    /// Where the names lie by which it calls container engines, if it could.
+    pub(crate) engines: Option<PathBuf>,
     pub(crate) controls: Arc<Controls>,
     pub(crate) messages: SyncSender<Message>,
 }
@@ -209,6 +214,9 @@ impl Attempt<'_> {
         let refused = self.refused(shim.process.id(), said.as_ref());
         let kept = self.part(shim, said.as_ref(), report);
         let holds_limit = meter.holds_limit();
+        if meter.has_containers() {
+            report.limit = report.limit.map(|_| LimitHeld::Sampling);
+        }
         report.parked_s = seconds(self.controls.parked());
         report.starved_s = seconds(meter.starved());
         let (mut measured, group) = meter.finish();
@@ -306,6 +314,12 @@ impl Attempt<'_> {
         let shim = self.shims.take(order.space())?;
         let Shim { process, mut input, output, group, space } = shim;
         let scratch = self.scratch(process.id());
+        if let Some(engines) = &self.engines {
+            let (name, notes) = containers::variable(&scratch);
+            order.env.push((name.to_owned(), notes.display().to_string()));
+            let path = order.env.iter_mut().find(|(name, _)| name == "PATH");
+            path.into_iter().for_each(|(_, path)| *path = format!("{}:{path}", engines.display()));
+        }
         let mut line = serde_json::to_vec(&ShimOrder {
             order,
             log: self.log.clone(),
@@ -366,6 +380,8 @@ impl Attempt<'_> {
         if said.is_none() {
             report.leftovers = orphans::kill_marked(&self.mark) as u32;
             report.leftovers += self.shims.kill_adopted() as u32;
+            let notes = containers::notes(&self.scratch(process.id()));
+            report.leftovers += containers::end(&notes, self.since, &self.order.env) as u32;
         }
         None
     }
@@ -391,6 +407,7 @@ impl Attempt<'_> {
         let mut told = begin;
         let mut short = None;
         let mut count = Count::from(begin);
+        let mut containers = Vec::new();
         while !readable(&shim.output, wait) {
             if self.controls.is_out_of_patience() {
                 // A shim that was stopped from outside hears nothing; SIGKILL it cannot ignore.
@@ -410,6 +427,7 @@ impl Attempt<'_> {
                 // Whoever writes to it too ends as well: the kernel does not say whose write it cut.
                 short.iter().for_each(|_| self.controls.kill_for(Stopped::DiskShort));
             }
+            self.follow(shim.process.id(), &mut containers, meter);
             let sample = meter.sample(begin.elapsed());
             wait = (wait * 2).min(period(sampled.elapsed()));
             let Some(sample) = sample else { continue };
@@ -425,11 +443,31 @@ impl Attempt<'_> {
         (read.ok().and_then(|_| serde_json::from_str(&said).ok()), short)
     }
 
+    /// Takes containers that it has started meanwhile for its own.
+    fn follow(&self, shim: u32, known: &mut Vec<Container>, meter: &mut Meter) {
+        let (Some(_), Some(cgroups)) = (&self.engines, self.cgroups) else { return };
+        for container in containers::started(&containers::notes(&self.scratch(shim))) {
+            if known.contains(&container) {
+                continue;
+            }
+            let Some(group) = container.group(cgroups, self.since) else { continue };
+            self.controls.adopt(HeldContainer {
+                container: container.clone(),
+                group: group.clone(),
+                env: self.order.env.clone(),
+            });
+            meter.adopt(group);
+            known.push(container);
+        }
+    }
+
     /// Ends the attempt where it has broken its budget.
     fn judge(&self, begin: Instant, sample: &Sample, meter: &Meter) {
+        // Containers are in groups of their engines'.
+        let holds_all = meter.holds_limit() && !meter.has_containers();
         let budget = Budget {
             // Where the kernel holds the limit, it has the better view: shared pages count once.
-            rss_bytes_max: self.budget.rss_bytes_max.filter(|_| !meter.holds_limit()),
+            rss_bytes_max: self.budget.rss_bytes_max.filter(|_| !holds_all),
             ..self.budget
         };
         let elapsed = begin.elapsed();

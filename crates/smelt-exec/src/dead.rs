@@ -1,6 +1,8 @@
 //! Ends what dead runs left running, closes their journals, clears their directories.
 
+use std::env;
 use std::fmt;
+use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -8,6 +10,7 @@ use smelt_store::{RunId, Store, StoreError};
 use smelt_watch::Cgroups;
 
 use crate::boot::boot_id;
+use crate::containers;
 use crate::orphans;
 use crate::recorded::{self, Death};
 use crate::swap;
@@ -60,6 +63,7 @@ pub fn clear_dead_runs(
     let mut closed = Vec::new();
     for run in dead {
         orphans::kill_marked(&mark_of(&run));
+        end_containers(store, &run);
         if let Some(cgroups) = &cgroups {
             cgroups.sweep(&mark_of(&run));
         }
@@ -76,6 +80,18 @@ pub fn clear_dead_runs(
         }
     }
     Ok(closed)
+}
+
+/// Kills containers that its stages have started since it began.
+fn end_containers(store: &Store, run: &RunId) {
+    let work = store.root().join("work").join(run.as_str());
+    let Ok(began) = fs::metadata(&work).and_then(|stat| stat.created()) else { return };
+    let env: Vec<(String, String)> = env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    for entry in fs::read_dir(&work).into_iter().flatten().flatten() {
+        containers::end(&containers::notes(&entry.path()), began, &env);
+    }
 }
 
 /// How the marks and groups of all its processes begin.

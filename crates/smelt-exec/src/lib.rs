@@ -11,6 +11,7 @@ mod cell;
 pub mod classify;
 mod condition;
 mod confine;
+pub mod containers;
 mod controls;
 mod count;
 pub mod dead;

@@ -125,6 +125,9 @@ impl Attempt<'_> {
             key: self.key,
             n: self.n,
             began: self.began,
+            since: self.since,
+            // It is a run, which has its own.
+            engines: None,
             waited: Duration::ZERO,
             changed: None,
             budget: Budget { rss_bytes_max: None, duration_max: None },

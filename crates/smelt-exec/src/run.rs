@@ -3,6 +3,7 @@
 //! The loop owns the schedule, the journal, the key locks and the report.  Threads that attend
 //! attempts only send it messages.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use smelt_watch::{Budget, Cgroups, Counters, Machine};
 
 use crate::attempt::{Attempt, record, seconds};
 use crate::boot::boot_id;
+use crate::containers;
 use crate::controls::Controls;
 use crate::elsewhere::{self, Asking, AskingInput, Elsewhere};
 use crate::lending::Lending;
@@ -34,6 +36,7 @@ use crate::prepare::{Preparation, awaited};
 use crate::recorded::{FORMAT, groups};
 use crate::report::{AttemptReport, FirstFailure, RunReport, RunStatus, StageReport, StageStatus};
 use crate::room;
+use crate::shim::OURSELVES;
 use crate::shims::Shims;
 use crate::signatures::Signatures;
 
@@ -332,6 +335,8 @@ pub(crate) struct Loop<'h, 'scope, 'a> {
     /// Why not, and why the results are not kept from a collection, where that is so.
     journal_error: Option<String>,
     keep_error: Option<String>,
+    /// The names by which stages call container engines; none where there are no engines.
+    engines: OnceCell<Option<PathBuf>>,
 }
 
 impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
@@ -368,6 +373,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             unwritten: VecDeque::new(),
             journal_error: None,
             keep_error: None,
+            engines: OnceCell::new(),
         }
     }
 
@@ -825,6 +831,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 duration_max: spec.limits.duration_max,
             },
             survives_kills: planned.survives_kills,
+            engines: self.engines(&order),
+            since: SystemTime::now(),
             order,
             must_hold: self.runner.must_hold,
             log: run.log_path(&format!("{label}.log"))?,
@@ -843,6 +851,22 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             controls: Arc::default(),
             messages: self.sender.clone(),
         })
+    }
+
+    /// Where names lie that lead to container engines, for a program that could call one.
+    fn engines(&self, order: &ProcessSpec) -> Option<PathBuf> {
+        let is_ours = order.argv.first().is_some_and(|program| program == OURSELVES);
+        let (_, path) = order.env.iter().find(|(name, _)| name == "PATH")?;
+        if is_ours || order.strict.is_some() {
+            return None;
+        }
+        let put = || {
+            let engines = Some(containers::engines_in(path)).filter(|found| !found.is_empty())?;
+            let folder = self.runner.run.work_dir("bin").ok()?;
+            containers::put_names(&folder, &engines).ok()?;
+            Some(folder)
+        };
+        self.engines.get_or_init(put).clone()
     }
 
     fn preparation(&self, stage: StageId, changes: Vec<Change>) -> Preparation {

@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::errno::Errno;
 use nix::sys::prctl;
@@ -26,6 +26,7 @@ use nix::unistd::{AccessFlags, Pid, access, close, getpgid, getppid, setpgid, se
 use smelt_watch::{Disks, Tree, is_stopped};
 
 use crate::confine::{self, AppliedConfinement, Bounds, Prepared, Shared, Space, Strict, TMP};
+use crate::containers;
 use crate::kept::{KeptFiles, listed};
 use crate::log;
 use crate::masked::Masked;
@@ -38,7 +39,7 @@ pub const GRACE: Duration = Duration::from_secs(5);
 const ORDER_BYTES_MAX: u64 = 16 << 20;
 
 /// How a stage of smelt's own is started: the file may have been replaced meanwhile.
-const OURSELVES: &str = "/proc/self/exe";
+pub(crate) const OURSELVES: &str = "/proc/self/exe";
 
 /// How much later than the supervisor a shim looks whether a stage's time is over, and how often it then does.
 const CLOCK_TICK: Duration = Duration::from_secs(1);
@@ -79,13 +80,15 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
     while let Ok(ShimOrder { order, log, scratch, store, must_hold, .. }) = orders.recv() {
-        let before = Usage::of_children();
+        let (before, began) = (Usage::of_children(), SystemTime::now());
         let report = match start(&order, &scratch, &store, must_hold, &ground, &mut kept) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
                 let copier = copier(output, log, order.secret_values());
                 let report = attend(leader, copier, &before, disks);
+                let containers = containers::end(&containers::notes(&scratch), began, &order.env);
                 ShimReport {
+                    leftovers: report.leftovers + containers as u32,
                     writes: Some(held.writes),
                     confined_by: held.way,
                     network: held.network,

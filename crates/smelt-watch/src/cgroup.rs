@@ -11,8 +11,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -29,6 +30,10 @@ const PREFIX: &str = "smelt-";
 /// A group whose processes were just killed is busy until the kernel has let go of them.
 const REMOVE_TRIES: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(2);
+/// How deep engines put groups: below slices of users and services.
+const CONTAINER_DEPTH_MAX: u32 = 8;
+/// Machines have some hundred groups.
+const GROUPS_SEEN_MAX: u32 = 20_000;
 /// A group that is just made has nobody in it yet.
 const EMPTY_TIME_MAX: Duration = Duration::from_secs(60);
 
@@ -44,8 +49,8 @@ pub struct Cgroups {
     unified: Option<PathBuf>,
 }
 
-/// The group of one attempt.  It must be removed when the attempt has ended.
-#[derive(Debug)]
+/// The group of one attempt, which must be removed when that has ended, or an engine's of one container.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     version: Version,
     memory: PathBuf,
@@ -109,6 +114,16 @@ impl Cgroups {
         Ok(Group { version: self.version, memory, unified })
     }
 
+    /// The group that an engine has made for its container `id`: engines have it in the group's name.
+    pub fn of_container(&self, id: &str) -> Option<Group> {
+        let memory = named_so(&self.top, id)?;
+        let is_group = |dir: &&Path| dir.join("cgroup.procs").exists();
+        // Engines that count by version 1 may make one there and leave it empty.
+        let of_2 = |own: &PathBuf| named_so(own.ancestors().take_while(is_group).last()?, id);
+        let unified = self.unified.as_ref().and_then(of_2).filter(|dir| !is_empty(dir));
+        Some(Group { version: self.version, memory, unified })
+    }
+
     /// Kills what is left in groups whose names begin like `name`, and removes them.
     pub fn sweep(&self, name: &str) {
         for entry in self.named(&group_name(name)) {
@@ -145,6 +160,40 @@ impl Group {
         let pid = pid.to_string();
         fs::write(self.memory.join("cgroup.procs"), &pid)?;
         self.unified.as_ref().map_or(Ok(()), |dir| fs::write(dir.join("cgroup.procs"), &pid))
+    }
+
+    /// When it was made.
+    pub fn made(&self) -> Option<SystemTime> {
+        fs::metadata(&self.memory).and_then(|stat| stat.modified()).ok()
+    }
+
+    /// Its processes, and those of the groups below it.
+    pub fn pids_below(&self) -> Vec<u32> {
+        let mut pids = Vec::new();
+        let mut open = vec![self.memory.clone()];
+        while let Some(dir) = open.pop() {
+            pids.extend(read(&dir, "cgroup.procs").lines().filter_map(|it| it.parse::<u32>().ok()));
+            open.extend(children(&dir));
+        }
+        // Those of other process name spaces are 0.
+        pids.retain(|pid| *pid > 0);
+        pids
+    }
+
+    /// Kills all its processes; false where some are not ours to kill.
+    pub fn kill(&self) -> bool {
+        // What is born meanwhile it kills, too, where there is such a file.
+        let dir = self.hierarchy_of_2().unwrap_or(&self.memory);
+        let _ = fs::write(dir.join("cgroup.kill"), "1");
+        let pids = self.pids_below().into_iter();
+        let kill = |pid: u32| kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+        pids.map(kill).all(|killed| killed != Err(Errno::EPERM))
+    }
+
+    /// Halts all its processes, or lets them go on; false where the kernel has no such group, or it is not ours to halt.
+    pub fn halt(&self, is_halted: bool) -> bool {
+        let text = if is_halted { "1" } else { "0" };
+        self.hierarchy_of_2().is_some_and(|dir| fs::write(dir.join("cgroup.freeze"), text).is_ok())
     }
 
     /// The kernel keeps what is charged to it, page cache included, within `bytes`: it swaps out, drops
@@ -290,6 +339,24 @@ fn kill_all(dir: &Path) {
     }
 }
 
+/// The directory below another one that has `id` in its name.
+fn named_so(top: &Path, id: &str) -> Option<PathBuf> {
+    let mut open = vec![(top.to_owned(), 0)];
+    let mut seen = 0;
+    while let Some((dir, depth)) = open.pop() {
+        for child in children(&dir) {
+            seen += 1;
+            if child.file_name().is_some_and(|name| name.to_string_lossy().contains(id)) {
+                return Some(child);
+            }
+            if depth < CONTAINER_DEPTH_MAX && seen < GROUPS_SEEN_MAX {
+                open.push((child, depth + 1));
+            }
+        }
+    }
+    None
+}
+
 fn children(dir: &Path) -> impl Iterator<Item = PathBuf> + use<> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path())
@@ -399,6 +466,35 @@ mod tests {
     const HYBRID: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
                           36 31 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
                           41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
+
+    #[test]
+    fn a_containers_group_is_found_by_its_id_wherever_its_engine_has_put_it() {
+        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        for place in [
+            format!("docker/{id}"),
+            format!("system.slice/docker-{id}.scope"),
+            format!("user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{id}.scope"),
+        ] {
+            let root = tree(&[
+                ("cgroup.procs", ""),
+                ("system.slice/other.scope/cgroup.procs", "5\n"),
+                (&format!("{place}/cgroup.procs"), "7\n"),
+                (&format!("{place}/container/cgroup.procs"), "8\n0\n"),
+                (&format!("{place}/memory.peak"), "4096\n"),
+            ]);
+            let top = root.path().to_owned();
+            let memory = top.join("own");
+            let cgroups = Cgroups { version: Version::V2, memory, top, unified: None };
+            let group = cgroups.of_container(id).unwrap();
+            let mut pids = group.pids_below();
+            pids.sort_unstable();
+            assert_eq!((pids, group.peak_bytes()), (vec![7, 8], Some(4096)));
+            assert!(group.halt(true));
+            let frozen = root.path().join(&place).join("cgroup.freeze");
+            assert_eq!(fs::read_to_string(frozen).unwrap(), "1");
+            assert_eq!(cgroups.of_container(&id.replace('0', "f")), None);
+        }
+    }
 
     #[test]
     fn a_session_that_hands_out_no_memory_is_passed_over() {

@@ -58,6 +58,10 @@ pub struct Meter {
     tree: Tree,
     roster: Roster,
     group: Option<Group>,
+    /// Those of containers that it has started, which are their engines'.
+    containers: Vec<Group>,
+    /// The most memory charged to each of them, in bytes: they go when their container has ended.
+    container_peaks: Vec<u64>,
     /// What the kernel keeps the group within.
     limit_bytes: Option<u64>,
     /// The ends of its tasks, where the kernel tells of them.
@@ -105,6 +109,8 @@ impl Meter {
             tree,
             roster: Roster::new(),
             group,
+            containers: Vec::new(),
+            container_peaks: Vec::new(),
             limit_bytes: None,
             followed: listener.exits.as_ref().map(|exits| exits.follow(leader)),
             has_waits: listener.has_waits,
@@ -138,6 +144,17 @@ impl Meter {
     /// Whether the kernel keeps the attempt within its limit.
     pub fn holds_limit(&self) -> bool {
         self.limit_bytes.is_some()
+    }
+
+    /// Counts a container's processes as its own from now on.
+    pub fn adopt(&mut self, container: Group) {
+        self.containers.push(container);
+        self.container_peaks.push(0);
+    }
+
+    /// Whether processes are its own that are not in its group.
+    pub fn has_containers(&self) -> bool {
+        !self.containers.is_empty()
     }
 
     /// How to halt the attempt; `None` where its leader must.
@@ -177,6 +194,9 @@ impl Meter {
         let sample = self.roster.sample(&pids, self.followed.is_some())?;
         let machine = Machine::read(&self.root);
         self.peaks.take(&sample, &machine);
+        for (peak, group) in self.container_peaks.iter_mut().zip(&self.containers) {
+            *peak = group.peak_bytes().unwrap_or(0).max(*peak);
+        }
         self.peaks
             .take_page_cache(self.group.as_ref().and_then(|group| group.held().page_cache_bytes));
         if let Some(said) = self.board.as_ref().and_then(|board| board.latest()) {
@@ -202,7 +222,13 @@ impl Meter {
             let is_follower = |pid: &u32| *pid != self.leader;
             pids.into_iter().filter(is_follower).take(PROCESSES_MAX).collect()
         };
-        of_group.map_or_else(|| self.tree.descendants(), followers)
+        let mut pids = of_group.map_or_else(|| self.tree.descendants(), followers);
+        let of_containers = self.containers.iter().flat_map(Group::pids_below);
+        // A monitor's children may be below the leader, too.
+        let more: Vec<u32> = of_containers.filter(|pid| !pids.contains(pid)).collect();
+        pids.extend(more);
+        pids.truncate(PROCESSES_MAX);
+        pids
     }
 
     /// Ends when nothing of the attempt runs any more, and gives its group, which whoever still is in it
@@ -213,7 +239,9 @@ impl Meter {
         if let Some(own) = &self.group {
             let (held, counters) = own.account();
             self.peaks.take_page_cache(held.page_cache_bytes);
-            self.peaks.cgroup_peak_bytes = own.peak_bytes();
+            let of_containers: u64 = self.container_peaks.iter().sum();
+            self.peaks.cgroup_peak_bytes =
+                own.peak_bytes().map(|bytes| bytes.saturating_add(of_containers));
             group = counters;
             name = GROUP;
         }

@@ -170,6 +170,7 @@ mod tests {
 
     /// What a stage has compared need not be compared by whoever opens it; what has changed behind that must.
     #[test]
+    #[cfg(feature = "build")]
     fn engines_that_were_compared_are_opened_without_unless_they_have_changed_since() {
         let (dir, root) = (TempDir::new().unwrap(), TempDir::new().unwrap());
         let store = Store::open(root.path(), Wait::No).unwrap();

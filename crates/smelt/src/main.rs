@@ -104,6 +104,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::FromArgMatches as _;
+use smelt_exec::containers;
 
 #[cfg(not(feature = "build"))]
 use crate::commands::absent as half;
@@ -116,6 +117,10 @@ use crate::paint::When;
 fn main() -> ExitCode {
     bug::report();
     let arguments: Vec<_> = env::args_os().collect();
+    if let Some(error) = containers::wrapped(&arguments) {
+        let message = format!("a container engine cannot be called: {error}");
+        return ended(Err(Failed::new(Exit::StageFailed, message)));
+    }
     let configured = configure(&arguments);
     let flags = read(&arguments);
     paint::decide(flags.manner.color);
