@@ -197,6 +197,7 @@ fn whole(bench: &Bench) -> Result<()> {
     what_it_holds_is_the_stages(bench)?;
     what_it_holds_counts_against_the_limit(bench)?;
     what_is_left_ends_with_the_stage(bench)?;
+    it_ends_with_the_server_that_started_it(bench)?;
     it_ends_whoever_dies(bench)
 }
 
@@ -280,6 +281,19 @@ fn what_is_left_ends_with_the_stage(bench: &Bench) -> Result<()> {
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let attempt = attempt(&output)?;
     ensure!(attempt["leftovers"].as_u64() > Some(0), "nothing was left: {attempt}");
+    until("it has ended", || bench.engine.runs(SLEEPS).is_ok_and(|runs| !runs))
+}
+
+/// `smelt serve` has servers led so; the end of the pipe is its own.
+fn it_ends_with_the_server_that_started_it(bench: &Bench) -> Result<()> {
+    let line = format!("exec {} tiny {SLEEPS}", bench.engine.run);
+    let mut lead = Command::new(&bench.smelt);
+    lead.args(["stage", "lead", "--", "sh", "-c", &line]).envs(bench.engine.env.iter().cloned());
+    lead.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut lead = lead.spawn()?;
+    until("the container runs", || bench.engine.runs(SLEEPS).unwrap_or(false))?;
+    drop(lead.stdin.take());
+    lead.wait()?;
     until("it has ended", || bench.engine.runs(SLEEPS).is_ok_and(|runs| !runs))
 }
 

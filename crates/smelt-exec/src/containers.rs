@@ -10,7 +10,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -192,6 +192,47 @@ pub(crate) fn end(notes: &Path, since: SystemTime, env: &Env) -> usize {
     }
     let Some(cgroups) = Cgroups::find(Path::new("/")) else { return 0 };
     started.iter().filter(|container| container.end(&cgroups, since, env)).count()
+}
+
+/// Follows what a program starts that is no stage, and kills what is left of it.
+pub(crate) struct Following {
+    folder: PathBuf,
+    since: SystemTime,
+    path: String,
+}
+
+impl Following {
+    /// In a new folder; nothing where there are no engines, or no room for one.
+    pub(crate) fn begin(folder: PathBuf) -> Option<Self> {
+        let path = env::var("PATH").ok()?;
+        let engines = Some(engines_in(&path)).filter(|found| !found.is_empty())?;
+        let since = SystemTime::now();
+        fs::DirBuilder::new().mode(0o700).create(&folder).ok()?;
+        let following = Self { path: format!("{}:{path}", folder.display()), folder, since };
+        put_names(&following.folder, &engines).ok()?;
+        Some(following)
+    }
+
+    /// What the program is to be told.
+    pub(crate) fn variables(&self) -> [(&'static str, OsString); 2] {
+        let (name, notes) = variable(&self.folder);
+        [(name, notes.into()), ("PATH", OsString::from(&self.path))]
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        end(&notes(&self.folder), self.since, &of_process());
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The variables of this process, as far as they are texts.
+pub(crate) fn of_process() -> Vec<(String, String)> {
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    env::vars_os().filter_map(text).collect()
 }
 
 impl Container {

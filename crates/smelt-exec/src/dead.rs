@@ -1,6 +1,5 @@
 //! Ends what dead runs left running, closes their journals, clears their directories.
 
-use std::env;
 use std::fmt;
 use std::fs;
 use std::path::Path;
@@ -86,11 +85,8 @@ pub fn clear_dead_runs(
 fn end_containers(store: &Store, run: &RunId) {
     let work = store.root().join("work").join(run.as_str());
     let Ok(began) = fs::metadata(&work).and_then(|stat| stat.created()) else { return };
-    let env: Vec<(String, String)> = env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
     for entry in fs::read_dir(&work).into_iter().flatten().flatten() {
-        containers::end(&containers::notes(&entry.path()), began, &env);
+        containers::end(&containers::notes(&entry.path()), began, &containers::of_process());
     }
 }
 

@@ -14,6 +14,7 @@ use nix::sys::prctl;
 use nix::sys::wait::WaitStatus;
 use nix::unistd::Pid;
 
+use crate::containers::Following;
 use crate::shim::{end_tree, leave_terminal, reap_until, stop_tree};
 
 /// What shells say of a program that a signal ended: this and the signal's number.
@@ -35,8 +36,11 @@ pub fn main(program: &OsString, arguments: &[OsString]) -> u8 {
 fn lead(program: &OsString, arguments: &[OsString]) -> io::Result<u8> {
     leave_terminal()?;
     prctl::set_child_subreaper(true)?;
+    let name = format!("smelt-lead-{}", std::process::id());
+    let following = Following::begin(std::env::temp_dir().join(name));
     let child = Command::new(program)
         .args(arguments)
+        .envs(following.iter().flat_map(Following::variables))
         // A script that ends its group must not end its leader.
         .process_group(0)
         .stdin(Stdio::null())
@@ -48,6 +52,8 @@ fn lead(program: &OsString, arguments: &[OsString]) -> io::Result<u8> {
     });
     let status = reap_until(Pid::from_raw(child.id().cast_signed()));
     end_tree();
+    // Containers that it has started end here.
+    drop(following);
     Ok(code(status))
 }
 
