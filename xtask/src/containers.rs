@@ -267,8 +267,8 @@ fn what_it_holds_is_the_stages(bench: &Bench) -> Result<()> {
 
 fn what_it_holds_counts_against_the_limit(bench: &Bench) -> Result<()> {
     let held = format!("(head -c {HELD} /dev/zero; {SLEEPS}) | tail -n 1");
-    let output =
-        bench.run(&format!("{}; echo > out", bench.within(&held)), "memory-max = \"100MiB\"")?;
+    let output = bench
+        .run(&format!("{}; echo > out", bench.within(&held)), "limits = { memory = \"100MiB\" }")?;
     let attempt = attempt(&output)?;
     ensure!(attempt["class"] == "memory-limit", "{attempt}");
     until("it has ended", || bench.engine.runs(SLEEPS).is_ok_and(|runs| !runs))

@@ -87,6 +87,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) must_hold: bool,
     /// The private directory the outputs are made in.
     pub(crate) out: PathBuf,
+    /// It has kept what a later attempt would go on with.
+    pub(crate) keeps: bool,
     /// What it must make again, byte for byte, where it is only checked; nothing is sealed then.
     pub(crate) compare: Option<Output>,
     /// Where the output is to be found instead, outside of the store.
@@ -153,7 +155,13 @@ impl Attempt<'_> {
         };
         let result = self.with_advice(self.with_reason(result, &report), report.short.as_ref());
         match &result {
-            AttemptResult::Sealed(_) => report.outcome = "sealed".to_owned(),
+            AttemptResult::Sealed(_) => {
+                if self.keeps {
+                    // What stays goes with the next collection.
+                    let _ = self.store.remove_kept(&self.key);
+                }
+                report.outcome = "sealed".to_owned();
+            }
             AttemptResult::Interrupted => report.outcome = "interrupted".to_owned(),
             AttemptResult::Failed(failure) => {
                 report.outcome = "failed".to_owned();

@@ -27,6 +27,8 @@ pub struct Task<'a> {
     pub leases: &'a [Lease],
     /// The empty directory the attempt must fill.
     pub out: &'a Path,
+    /// Where a stage whose kind keeps something finds what an earlier attempt has kept.
+    pub kept: Option<&'a Path>,
 }
 
 /// One edge of a task.

@@ -128,6 +128,7 @@ impl Attempt<'_> {
             since: self.since,
             // It is a run, which has its own.
             engines: None,
+            keeps: false,
             waited: Duration::ZERO,
             changed: None,
             budget: Budget { rss_bytes_max: None, duration_max: None },

@@ -817,7 +817,8 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
         let spec = planned.attempt(n);
         let label = format!("{}.{n}", planned.name);
         let out = run.work_dir(&label)?;
-        let order = orders(&self.task(stage, &spec, &out));
+        let kept = planned.kind.keeps().then(|| store.kept_dir(&key)).transpose()?;
+        let order = orders(&Task { kept: kept.as_deref(), ..self.task(stage, &spec, &out) });
         let changed = changed(&changes, spec.changed.as_deref());
         Ok(Attempt {
             store,
@@ -832,6 +833,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
             },
             survives_kills: planned.survives_kills,
             engines: self.engines(&order),
+            keeps: kept.is_some(),
             since: SystemTime::now(),
             order,
             must_hold: self.runner.must_hold,
@@ -901,6 +903,7 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
                 None => self.schedule.leases(stage),
             },
             out,
+            kept: None,
         }
     }
 

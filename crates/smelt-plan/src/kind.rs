@@ -174,6 +174,11 @@ impl Kind {
         (self.definition().is_measured)(params)
     }
 
+    /// Whether a stage of this kind is given a folder for what it has found out, which an interrupted attempt leaves to the next.
+    pub fn keeps(self) -> bool {
+        self.definition().keeps
+    }
+
     /// Enters every key of this kind; each kind's file says what raised it last.
     pub fn version(self) -> u32 {
         self.definition().version

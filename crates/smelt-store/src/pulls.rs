@@ -1,4 +1,4 @@
-//! Keeps what was fetched of an output until all of it is there, whoever was killed meanwhile.
+//! Keeps what was fetched of an output until all of it is there, and what a stage has found out, whoever was killed meanwhile.
 
 use std::fs::{self, DirEntry, File};
 use std::path::{Path, PathBuf};
@@ -45,6 +45,26 @@ impl Store {
         Ok(dir)
     }
 
+    /// Where a stage of this key keeps what it has found out, whatever ends it; what an earlier attempt left there stays.
+    ///
+    /// # Errors
+    /// If it cannot be made.
+    pub fn kept_dir(&self, key: &Digest) -> Result<PathBuf, StoreError> {
+        self.pull_dir(&kept(key))
+    }
+
+    /// Removes that, once the stage is sealed.
+    ///
+    /// # Errors
+    /// If it cannot be removed.
+    pub fn remove_kept(&self, key: &Digest) -> Result<(), StoreError> {
+        let dir = self.layout().pulls().join(kept(key).to_string());
+        if self.disk().lstat(&dir).is_ok() {
+            remove_tree(self.disk(), &dir)?;
+        }
+        Ok(())
+    }
+
     /// Notes that outputs of others are to be sealed: see [`Store::has_pulls`].
     ///
     /// # Errors
@@ -87,10 +107,28 @@ impl Store {
     }
 }
 
+/// No key of an output, whose own directory has files of that output alone.
+fn kept(key: &Digest) -> Digest {
+    Digest::of(format!("kept by {key}").as_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::disk::Wait;
+
+    #[test]
+    fn what_a_stage_keeps_is_none_of_its_output_and_goes_when_that_is_sealed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path(), Wait::No).unwrap();
+        let key = Digest::of(b"a stage");
+        store.remove_kept(&key).unwrap();
+        fs::write(store.kept_dir(&key).unwrap().join("found"), "half").unwrap();
+        assert!(!store.pull_dir(&key).unwrap().join("found").exists());
+        assert!(store.kept_dir(&key).unwrap().join("found").exists());
+        store.remove_kept(&key).unwrap();
+        assert!(!store.kept_dir(&key).unwrap().join("found").exists());
+    }
 
     #[test]
     fn what_was_fetched_stays_until_nobody_goes_on_with_it() {

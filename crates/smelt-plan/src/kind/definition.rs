@@ -117,6 +117,8 @@ pub(crate) struct Definition {
     pub(super) is_reproducible: Option<bool>,
     /// Whether its params have it depend on what was measured, so that it promises no equal bytes.
     pub(super) is_measured: fn(&Values) -> bool,
+    /// Whether it keeps what it has found out where an interrupted attempt leaves that to the next.
+    pub(super) keeps: bool,
     /// Fields whose stages the output names by path, instead of holding a copy.
     pub(super) by_path: &'static [&'static str],
     /// Fields that are no edges and enter no key.
@@ -146,6 +148,7 @@ impl Definition {
             fields,
             is_reproducible: Some(true),
             is_measured: |_| false,
+            keeps: false,
             by_path: &[],
             unkeyed: &[],
             implied: &[],

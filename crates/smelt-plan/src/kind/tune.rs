@@ -29,6 +29,7 @@ const FIELDS: &[Field] = &[
 
 pub(super) const KIND: Definition = Definition {
     is_reproducible: Some(false),
+    keeps: true,
     implied: &[IMPLIED_TARGET],
     made_with,
     fault: |is_given| {

@@ -41,13 +41,15 @@ fn native(task: &Task<'_>, worker: &Worker) -> ProcessSpec {
             commit: pin.commit.clone(),
             file: pin.file.clone(),
         }),
+        kept: task.kept.map(Path::to_owned),
     };
     let runtime = worker.executes_graphs.then(onnxruntime).flatten();
     let compilers = worker.compiles_kernels.then(compilers).flatten();
     let tensorrt = worker.asks_tensorrt.then(|| tensorrt(task)).into_iter().flatten();
     let libraries = runtime.into_iter().chain(compilers).chain(driver()).chain(tensorrt);
     let libraries = libraries.chain(server(task));
-    let (fetching, writes) = if request.fetch.is_some() { hub() } else { Default::default() };
+    let (fetching, mut writes) = if request.fetch.is_some() { hub() } else { Default::default() };
+    writes.extend(request.kept.clone());
     ProcessSpec {
         argv: ["/proc/self/exe", "stage", "work", task.stage.name.as_str()]
             .map(str::to_owned)

@@ -26,6 +26,8 @@ pub(crate) struct Request {
     pub(crate) out: PathBuf,
     /// For a `source` of a hub: what is to lie in the input `from`.
     pub(crate) fetch: Option<Fetch>,
+    /// Where it keeps what the next attempt would have to find out again, if its kind does.
+    pub(crate) kept: Option<PathBuf>,
 }
 
 /// A commit of a hub.
@@ -112,7 +114,7 @@ mod tests {
         let names: Vec<&str> = inputs.keys().map(String::as_str).collect();
         assert_eq!(names, ["llm", "llm 2", "llm 3", "vision"]);
         let (kind, params, out) = (Kind::Deployment, BTreeMap::new(), PathBuf::new());
-        let request = Request { kind, params, inputs, out, fetch: None };
+        let request = Request { kind, params, inputs, out, fetch: None, kept: None };
         assert_eq!(request.inputs_of("llm"), ["/b", "/a", "/b"].map(PathBuf::from));
         assert_eq!(request.inputs_of("vision"), [PathBuf::from("/v")]);
         assert_eq!(request.inputs_of("encoder"), Vec::<PathBuf>::new());

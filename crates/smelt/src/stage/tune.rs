@@ -1,16 +1,21 @@
 //! `tune`: which instructions, threads and sizes of work are fastest on this machine, or which kernels on its GPU.
 
+mod timings;
+
 use std::sync::Arc;
 
 use smelt_backend::KvType;
 use smelt_cuda::driver::DriverError;
+use smelt_cuda::kernels::product::ProductShape;
 use smelt_cuda::tactics::{CardTactics, ProductSize, TunedCard};
 use smelt_cuda::{CudaTarget, Driver, NoCard, Stopwatch};
 use smelt_engine::tactics::Tactics;
 use smelt_engine_build::llm;
+use smelt_plan::Digest;
 use smelt_plan::kind::tune::Tune;
 use smelt_plan::kind::words::DecoderBackend;
 
+use self::timings::Timings;
 use super::Worker;
 use super::llm_engine_build::compiled;
 use super::request::{Request, say};
@@ -45,16 +50,22 @@ fn of_card(request: &Request, target: CudaTarget) -> Result<CardTactics, Failed>
     let sizes: Vec<_> = llm::products(&checkpoint).map_err(Failed::model)?.into_iter().collect();
     let driver = driver(target)?;
     let set = llm::kernel_set(&checkpoint, KvType::F16).map_err(Failed::model)?;
-    let stopwatch = Stopwatch::new(&driver, &compiled(&set, target)?).map_err(of_driver)?;
+    let kernels = compiled(&set, target)?;
+    let card = TunedCard::of(driver.card(), target);
+    let digest = Digest::of(&kernels).to_string();
+    let mut timings = Timings::open(request.kept.as_deref(), &card, &digest);
+    if timings.count() > 0 {
+        say(&format!("{} kernels were timed before this was interrupted", timings.count()));
+    }
+    let stopwatch = Stopwatch::new(&driver, &kernels).map_err(of_driver)?;
     let all: usize = sizes.iter().map(CardTactics::count).sum();
     let mut done = 0;
-    let mut time = |size: ProductSize, tokens, shape| {
+    let mut time = |size: ProductSize, tokens, shape: ProductShape| {
         let ProductSize { form, rows, columns } = size;
         say(&format!("[{done}/{all}] {} {rows} x {columns} for {tokens}: {shape}", form.name));
         done += 1;
-        stopwatch.time(size, tokens, shape)
+        timings.of((size, tokens, shape.name()), || stopwatch.time(size, tokens, shape))
     };
-    let card = TunedCard::of(driver.card(), target);
     CardTactics::tune(card, &sizes, &mut time).map_err(of_driver)
 }
 
