@@ -31,6 +31,7 @@ pub(crate) fn run() -> Result<bool> {
     }
     fetch()?;
     let (smelt, work) = (build_smelt()?, target().join("containers"));
+    unmount_below(&work)?;
     if work.exists() {
         fs::remove_dir_all(&work).with_context(|| work.display().to_string())?;
     }
@@ -46,6 +47,15 @@ pub(crate) fn run() -> Result<bool> {
         "containers of docker and podman are measured, limited and killed as their stages are"
     );
     Ok(true)
+}
+
+/// What containers of podman whose monitor was killed have left mounted.
+fn unmount_below(folder: &Path) -> Result<()> {
+    let mounts = fs::read_to_string("/proc/mounts")?;
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(Path::new);
+    // The last that was mounted goes first.
+    let own: Vec<&Path> = points.filter(|point| point.starts_with(folder)).collect();
+    own.into_iter().rev().try_for_each(|point| succeeds(Command::new("umount").arg(point)))
 }
 
 /// Brings engines and what is in their containers.

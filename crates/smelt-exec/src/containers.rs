@@ -14,11 +14,12 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use std::{str, thread};
 
 use nix::fcntl::OFlag;
-use smelt_watch::{Cgroups, Group};
+use smelt_watch::{Cgroups, Group, Tree};
 
 /// The engines whose words are known.
 const ENGINES: [&str; 3] = ["docker", "podman", "nerdctl"];
@@ -73,6 +74,9 @@ const ID_DIGITS_MIN: usize = 12;
 /// How long an engine may take: a daemon that hangs must not hold up a run.
 const PATIENCE: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(20);
+/// Programs that podman leaves behind with a container, and how long they may take to clear up.
+const MONITORS: [&str; 2] = ["conmon", "podman"];
+const MONITORS_MAX: Duration = Duration::from_secs(1);
 /// Files carry the time of the kernel's last tick.
 const CLOCK_STEP: Duration = Duration::from_millis(50);
 
@@ -183,6 +187,26 @@ pub(crate) fn started(notes: &Path) -> Vec<Container> {
     entries.take(CONTAINERS_MAX).filter_map(|note| Container::read(&note)).collect()
 }
 
+/// What the processes that this one leads have noted.
+struct Own {
+    notes: PathBuf,
+    since: SystemTime,
+    env: Vec<(String, String)>,
+}
+
+static OWN: Mutex<Option<Own>> = Mutex::new(None);
+
+/// Follows what the processes that this one leads start from now on, as they note it there.
+pub(crate) fn follow_own(notes: PathBuf, since: SystemTime, env: Vec<(String, String)>) {
+    *OWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(Own { notes, since, env });
+}
+
+/// Kills those that run of what they have started; how many they were.
+pub(crate) fn end_own() -> usize {
+    let own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+    own.as_ref().map_or(0, |own| end(&own.notes, own.since, &own.env))
+}
+
 /// Kills those that run and were started `since`; how many they were.  By then whoever started them is dead; `env` is what he
 /// called engines in.
 pub(crate) fn end(notes: &Path, since: SystemTime, env: &Env) -> usize {
@@ -191,13 +215,28 @@ pub(crate) fn end(notes: &Path, since: SystemTime, env: &Env) -> usize {
         return 0;
     }
     let Some(cgroups) = Cgroups::find(Path::new("/")) else { return 0 };
-    started.iter().filter(|container| container.end(&cgroups, since, env)).count()
+    let ended = started.iter().filter(|container| container.end(&cgroups, since, env)).count();
+    if ended > 0 {
+        let begin = Instant::now();
+        while begin.elapsed() < MONITORS_MAX && is_monitored() {
+            thread::sleep(TICK);
+        }
+    }
+    ended
 }
 
-/// Follows what a program starts that is no stage, and kills what is left of it.
+/// Whether a monitor of containers is below this process: it unmounts what they had, and writes down that they have ended.
+fn is_monitored() -> bool {
+    let is_one = |pid: &u32| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        MONITORS.contains(&name.trim())
+    };
+    Tree::new(std::process::id()).descendants().iter().any(is_one)
+}
+
+/// Follows what a program starts that is no stage.
 pub(crate) struct Following {
     folder: PathBuf,
-    since: SystemTime,
     path: String,
 }
 
@@ -206,10 +245,10 @@ impl Following {
     pub(crate) fn begin(folder: PathBuf) -> Option<Self> {
         let path = env::var("PATH").ok()?;
         let engines = Some(engines_in(&path)).filter(|found| !found.is_empty())?;
-        let since = SystemTime::now();
         fs::DirBuilder::new().mode(0o700).create(&folder).ok()?;
-        let following = Self { path: format!("{}:{path}", folder.display()), folder, since };
+        let following = Self { path: format!("{}:{path}", folder.display()), folder };
         put_names(&following.folder, &engines).ok()?;
+        follow_own(notes(&following.folder), SystemTime::now(), of_process());
         Some(following)
     }
 
@@ -222,7 +261,7 @@ impl Following {
 
 impl Drop for Following {
     fn drop(&mut self) {
-        end(&notes(&self.folder), self.since, &of_process());
+        end_own();
         let _ = fs::remove_dir_all(&self.folder);
     }
 }

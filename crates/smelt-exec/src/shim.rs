@@ -80,15 +80,14 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
     while let Ok(ShimOrder { order, log, scratch, store, must_hold, .. }) = orders.recv() {
-        let (before, began) = (Usage::of_children(), SystemTime::now());
+        let before = Usage::of_children();
+        containers::follow_own(containers::notes(&scratch), SystemTime::now(), order.env.clone());
         let report = match start(&order, &scratch, &store, must_hold, &ground, &mut kept) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
                 let copier = copier(output, log, order.secret_values());
                 let report = attend(leader, copier, &before, disks);
-                let containers = containers::end(&containers::notes(&scratch), began, &order.env);
                 ShimReport {
-                    leftovers: report.leftovers + containers as u32,
                     writes: Some(held.writes),
                     confined_by: held.way,
                     network: held.network,
@@ -316,7 +315,7 @@ fn attend(leader: Pid, copier: Copier, before: &Usage, mut disks: Disks) -> Shim
     let status = reap_until(leader);
     // Who is left may remove files yet, and so do we.
     let short = disks.look();
-    let leftovers = end_tree();
+    let leftovers = containers::end_own() + end_tree();
     // Every writer of the pipe is dead, so the copier comes to the end.
     let log_error = copier.join().ok().flatten();
     let after = Usage::of_children();
@@ -455,6 +454,8 @@ fn halt_tree() {
 /// Kills every process below us, again and again until none is left: a fork storm can outrun one
 /// pass, and a killed parent's children come to us.
 fn kill_tree() {
+    // First, so that their monitors can still clear up.
+    containers::end_own();
     let begin = Instant::now();
     while signal_tree(Signal::SIGKILL) > 0 {
         // Whoever cannot die within this is stuck in the kernel, and waiting longer is no cure.
