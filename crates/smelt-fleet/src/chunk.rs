@@ -27,21 +27,13 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Of an output of so many bytes: small chunks share more, and of a large one they would be more than an entry takes.
-    ///
-    /// The mean chunk is a third larger than the usual one, so that some 18,000 make the largest output of each size but the last.
+    /// Of an output of so many bytes: small chunks share more, and of a large one they would be too many, for an entry and for a
+    /// server, which takes longer for each.
     const fn of(output_bytes: u64) -> Self {
         match output_bytes {
-            0..0x6000_0000 => Self::around(64 << 10),
-            0x6000_0000..0xC000_0000 => Self::around(128 << 10),
-            0xC000_0000..0x1_8000_0000 => Self::around(256 << 10),
-            _ => Self::around(512 << 10),
+            0..0x4000_0000 => Self { least: 64 << 10, usual: 128 << 10, most: 1 << 20 },
+            _ => Self { least: 256 << 10, usual: 512 << 10, most: CHUNK_BYTES_MAX },
         }
-    }
-
-    const fn around(usual: usize) -> Self {
-        let most = if 8 * usual < CHUNK_BYTES_MAX { 8 * usual } else { CHUNK_BYTES_MAX };
-        Self { least: usual / 2, usual, most }
     }
 }
 
@@ -246,20 +238,19 @@ mod tests {
         let bytes: Vec<u32> = first.iter().map(|chunk| chunk.bytes).collect();
         assert_eq!(
             bytes,
-            [92_666, 57_719, 106_927, 104_050, 99_512, 133_426, 68_830, 114_496, 270_950]
+            [134_088, 123_224, 72_754, 357_602, 112_863, 140_760, 107_285]
         );
     }
 
     #[test]
     fn the_largest_output_of_each_size_has_fewer_chunks_than_an_entry_takes() {
-        for largest in [0x5fff_ffff, 0xbfff_ffff, 0x1_7fff_ffff, 18 << 30] {
+        for largest in [0x3fff_ffff, 18 << 30] {
             let Sizes { least, usual, most } = Sizes::of(largest);
             assert!(least < usual && usual < most && most <= CHUNK_BYTES_MAX);
             // As measured, and somewhat more where content repeats.
             let mean = usual as u64 * 4 / 3;
             assert!(largest / mean < CHUNKS_MAX as u64 * 19 / 20, "{largest}");
         }
-        assert_eq!(Sizes::of(0x6000_0000).usual, 128 << 10);
     }
 
     #[test]

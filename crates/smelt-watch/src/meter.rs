@@ -58,10 +58,8 @@ pub struct Meter {
     tree: Tree,
     roster: Roster,
     group: Option<Group>,
-    /// Those of containers that it has started, which are their engines'.
-    containers: Vec<Group>,
-    /// The most memory charged to each of them, in bytes: they go when their container has ended.
-    container_peaks: Vec<u64>,
+    /// Containers that it has started.
+    containers: Vec<Adopted>,
     /// What the kernel keeps the group within.
     limit_bytes: Option<u64>,
     /// The ends of its tasks, where the kernel tells of them.
@@ -76,6 +74,22 @@ pub struct Meter {
     stalled_us: u64,
     peaks: Peaks,
     curve: Curve,
+}
+
+/// A container's group, which is its engine's and goes when that has ended; what was last read of it.
+#[derive(Debug)]
+struct Adopted {
+    group: Group,
+    peak_bytes: u64,
+    oom_kills: u64,
+}
+
+impl Adopted {
+    fn look(&mut self) {
+        let (_, counters) = self.group.account();
+        self.oom_kills = self.oom_kills.max(counters.oom_kills.unwrap_or(0));
+        self.peak_bytes = self.peak_bytes.max(self.group.peak_bytes().unwrap_or(0));
+    }
 }
 
 /// What was measured.
@@ -110,7 +124,6 @@ impl Meter {
             roster: Roster::new(),
             group,
             containers: Vec::new(),
-            container_peaks: Vec::new(),
             limit_bytes: None,
             followed: listener.exits.as_ref().map(|exits| exits.follow(leader)),
             has_waits: listener.has_waits,
@@ -148,8 +161,7 @@ impl Meter {
 
     /// Counts a container's processes as its own from now on.
     pub fn adopt(&mut self, container: Group) {
-        self.containers.push(container);
-        self.container_peaks.push(0);
+        self.containers.push(Adopted { group: container, peak_bytes: 0, oom_kills: 0 });
     }
 
     /// Whether processes are its own that are not in its group.
@@ -194,9 +206,7 @@ impl Meter {
         let sample = self.roster.sample(&pids, self.followed.is_some())?;
         let machine = Machine::read(&self.root);
         self.peaks.take(&sample, &machine);
-        for (peak, group) in self.container_peaks.iter_mut().zip(&self.containers) {
-            *peak = group.peak_bytes().unwrap_or(0).max(*peak);
-        }
+        self.containers.iter_mut().for_each(Adopted::look);
         self.peaks
             .take_page_cache(self.group.as_ref().and_then(|group| group.held().page_cache_bytes));
         if let Some(said) = self.board.as_ref().and_then(|board| board.latest()) {
@@ -223,7 +233,7 @@ impl Meter {
             pids.into_iter().filter(is_follower).take(PROCESSES_MAX).collect()
         };
         let mut pids = of_group.map_or_else(|| self.tree.descendants(), followers);
-        let of_containers = self.containers.iter().flat_map(Group::pids_below);
+        let of_containers = self.containers.iter().flat_map(|one| one.group.pids_below());
         // A monitor's children may be below the leader, too.
         let more: Vec<u32> = of_containers.filter(|pid| !pids.contains(pid)).collect();
         pids.extend(more);
@@ -236,13 +246,16 @@ impl Meter {
     pub fn finish(mut self) -> (Measured, Option<Group>) {
         let mut group = Counters::default();
         let mut name = PROC;
+        self.containers.iter_mut().for_each(Adopted::look);
         if let Some(own) = &self.group {
             let (held, counters) = own.account();
             self.peaks.take_page_cache(held.page_cache_bytes);
-            let of_containers: u64 = self.container_peaks.iter().sum();
+            let of_containers: u64 = self.containers.iter().map(|one| one.peak_bytes).sum();
             self.peaks.cgroup_peak_bytes =
                 own.peak_bytes().map(|bytes| bytes.saturating_add(of_containers));
             group = counters;
+            let kills: u64 = self.containers.iter().map(|one| one.oom_kills).sum();
+            group.oom_kills = group.oom_kills.map(|own| own + kills);
             name = GROUP;
         }
         let machine = self.machine.end(&self.root);

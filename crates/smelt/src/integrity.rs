@@ -5,6 +5,7 @@
 //! gigabyte, so it is done once after each start of the machine and noted in the store; while their files look as
 //! they did, engines are opened without.  Notes may be lost at any time, and nobody else can write one.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -18,6 +19,10 @@ use smelt_store::{Store, Wait};
 
 use crate::exit::Failed;
 use crate::load;
+
+/// Engines have some files, those of other programs some hundred; a folder that has more is none.
+const FILES_MAX: usize = 10_000;
+const DEPTH_MAX: u32 = 8;
 
 /// Runs `check` unless the engines in `dirs` passed it since the machine was started, and are as they
 /// were.  Without a store nobody remembers.
@@ -99,12 +104,21 @@ fn looks(dirs: &[PathBuf]) -> (String, u64) {
     (lines, bytes)
 }
 
-/// Every file of the engines in `dirs`, links followed.
-fn files(dirs: &[PathBuf]) -> Vec<PathBuf> {
-    let entries = dirs.iter().flat_map(fs::read_dir).flatten().flatten();
-    let mut files: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    files.sort();
-    files.into_iter().map(|path| fs::canonicalize(&path).unwrap_or(path)).collect()
+/// Every file of the engines in `dirs` and the folders below them, once, links followed.
+fn files(dirs: &[PathBuf]) -> BTreeSet<PathBuf> {
+    let mut files = BTreeSet::new();
+    let mut open: Vec<(PathBuf, u32)> = dirs.iter().map(|dir| (dir.clone(), 0)).collect();
+    while let Some((dir, depth)) = open.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if depth < DEPTH_MAX && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                open.push((path, depth + 1));
+            } else if files.len() < FILES_MAX {
+                files.insert(fs::canonicalize(&path).unwrap_or(path));
+            }
+        }
+    }
+    files
 }
 
 #[cfg(test)]
@@ -138,6 +152,13 @@ mod tests {
         fs::write(dir.path().join("model.onnx"), "3").unwrap();
         open().unwrap();
         assert_eq!(checked.get(), 3);
+        // Some lie deeper.
+        fs::create_dir(dir.path().join("rank0")).unwrap();
+        fs::write(dir.path().join("rank0/part"), "4").unwrap();
+        open().unwrap();
+        fs::write(dir.path().join("rank0/part"), "5").unwrap();
+        open().unwrap();
+        assert_eq!(checked.get(), 5);
         // Without a store nobody remembers.
         for _ in 0..2 {
             let check = || {
@@ -146,7 +167,7 @@ mod tests {
             };
             once(None, &[dir.path().to_owned()], check).unwrap();
         }
-        assert_eq!(checked.get(), 5);
+        assert_eq!(checked.get(), 7);
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::fleet::{Fleet, now, signer, trust};
 use crate::stop::stop_flag;
 use crate::table::some;
 
-use self::running::{LINES_MAX, Outcome, Place, Running, cannot};
+use self::running::{LINES_MAX, Lines, Outcome, Place, Running, cannot};
 
 /// How soon a run that has ended is noticed.
 const TICK: Duration = Duration::from_millis(200);
@@ -184,7 +184,7 @@ impl Worker<'_> {
             Ok(place) => place,
             Err(error) => return Some(Outcome::refused(&cannot(&error))),
         };
-        let mut running = match Running::start(&self.arguments(request, &place)) {
+        let mut running = match Running::start(&self.arguments(request, &place), Lines::Told) {
             Ok(running) => running,
             Err(error) => return Some(Outcome::refused(&cannot(&error))),
         };
@@ -194,7 +194,7 @@ impl Worker<'_> {
             if let Some(lease) = &lease {
                 lease.tell(|holder| holder.line = running.line());
             }
-            match running.child.try_wait() {
+            match running.ended() {
                 Ok(Some(status)) => return Some(running.outcome(request, status.code())),
                 Ok(None) => thread::sleep(TICK),
                 Err(error) => return Some(Outcome::refused(&cannot(&error))),
@@ -204,12 +204,10 @@ impl Worker<'_> {
                 // A scheduler that is gone may be back when this is built.
                 if bot.goes_on(leased) == Ok(false) {
                     tell(format_args!("nobody wants {} any more", request.stage));
-                    running.end();
                     return None;
                 }
             }
             if self.is_stopped() {
-                running.end();
                 return None;
             }
         }

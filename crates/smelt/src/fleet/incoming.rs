@@ -1,12 +1,18 @@
 //! Seals outputs that come from elsewhere, by a bundle or a delivery: judged, with room for them, under their keys.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+#[cfg(feature = "build")]
+use std::thread;
 use std::time::SystemTime;
+#[cfg(feature = "build")]
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use smelt_fleet::trust::Trust;
 use smelt_store::bundle::{BundledKey, BundledOutput};
-use smelt_store::{Holder, Lookup, SealError, Store, Wait};
+use smelt_store::{Digest, Holder, KeyLock, Lookup, SealError, Store, Wait};
 
 use super::vouched::{self, doubt};
 use crate::config;
@@ -17,6 +23,12 @@ use crate::table::bytes;
 
 /// What is left free beside what comes: records and the journals of others.
 const RESERVE_BYTES: u64 = 64 << 20;
+
+/// How long another one may take that writes the same: gigabytes over a slow line.
+#[cfg(feature = "build")]
+const PATIENCE: Duration = Duration::from_secs(600);
+#[cfg(feature = "build")]
+const TICK: Duration = Duration::from_millis(200);
 
 /// Where files are written before they are sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +57,8 @@ pub(crate) struct Incoming<'a> {
     /// What is written into every record.
     mark: &'a dyn Fn(&mut Value),
     trust: &'a Trust,
+    /// Of keys whose drafts are being written.
+    locks: RefCell<BTreeMap<Digest, KeyLock>>,
 }
 
 impl<'a> Incoming<'a> {
@@ -59,13 +73,14 @@ impl<'a> Incoming<'a> {
         let holder = store.begin_hold(SystemTime::now())?;
         let keys = outputs.iter().flat_map(|output| &output.keys);
         holder.hold(&keys.map(|key| key.key).collect::<Vec<_>>())?;
-        Ok(Self { store, holder, outputs, mark, trust })
+        Ok(Self { store, holder, outputs, mark, trust, locks: RefCell::default() })
     }
 
     /// Refuses outputs for which the disk has no room: `verb` says what is to be done with them, and so many bytes are there.
     pub(crate) fn has_room(&self, verb: &str, there: u64) -> Result<(), Failed> {
         let missing = self.outputs.iter().filter(|output| !self.is_sealed(output));
-        let needed = missing.map(|output| output.files.bytes()).sum::<u64>().saturating_sub(there);
+        let needed = missing.map(|output| output.files.bytes()).fold(0, u64::saturating_add);
+        let needed = needed.saturating_sub(there);
         let free = self.store.free_bytes()?;
         if needed == 0 || needed.saturating_add(RESERVE_BYTES) <= free {
             return Ok(());
@@ -100,9 +115,27 @@ impl<'a> Incoming<'a> {
         let missing = self.outputs.iter().enumerate().filter(|(_, it)| !self.is_sealed(it));
         let draft = |(number, output): (usize, &BundledOutput)| {
             let key = output.keys.first().expect("it was checked that each has one");
+            self.lock_with_patience(&key.key, output)?;
             Ok((number, self.store.pull_dir(&key.key)?))
         };
-        missing.map(draft).collect()
+        // Another one may have sealed it while it was waited for.
+        let drafts: Result<Vec<_>, Failed> = missing.map(draft).collect();
+        let is_missing = |(number, _): &(usize, PathBuf)| !self.is_sealed(&self.outputs[*number]);
+        Ok(drafts?.into_iter().filter(is_missing).collect())
+    }
+
+    /// Locks a key that somebody else may be writing under, as when two hosts send the same.
+    #[cfg(feature = "build")]
+    fn lock_with_patience(&self, key: &Digest, output: &BundledOutput) -> Result<(), Failed> {
+        let begin = Instant::now();
+        loop {
+            match self.lock(key, output) {
+                Err(failed) if failed.exit == Exit::Held && begin.elapsed() < PATIENCE => {
+                    thread::sleep(TICK);
+                }
+                locked => return locked,
+            }
+        }
     }
 
     /// Where the very same files are, if another key leads to them.
@@ -120,6 +153,7 @@ impl<'a> Incoming<'a> {
         let seal = |number| self.seal_one(number, draft, fill);
         let places = (0..self.outputs.len()).map(seal).collect::<Result<_, _>>()?;
         self.store.sync()?;
+        self.locks.borrow_mut().clear();
         Ok(places)
     }
 
@@ -136,6 +170,19 @@ impl<'a> Incoming<'a> {
         })
     }
 
+    /// Locks a key until all are sealed, unless that was done.
+    fn lock(&self, key: &Digest, output: &BundledOutput) -> Result<(), Failed> {
+        let mut locks = self.locks.borrow_mut();
+        if !locks.contains_key(key) {
+            let held = || {
+                let name = output.tree.short();
+                Failed::new(Exit::Held, format!("another run builds output {name} just now"))
+            };
+            locks.insert(*key, self.store.try_lock_key(key)?.ok_or_else(held)?);
+        }
+        Ok(())
+    }
+
     fn seal_one(
         &self,
         number: usize,
@@ -147,11 +194,7 @@ impl<'a> Incoming<'a> {
             if self.leads(key, output) {
                 fill(number, None)?;
             } else {
-                let held = || {
-                    let name = output.tree.short();
-                    Failed::new(Exit::Held, format!("another run builds output {name} just now"))
-                };
-                let _lock = store.try_lock_key(&key.key)?.ok_or_else(held)?;
+                self.lock(&key.key, output)?;
                 let folder = match draft {
                     Draft::New => self.holder.work_dir(&output.tree.short())?,
                     Draft::Kept => store.pull_dir(&key.key)?,

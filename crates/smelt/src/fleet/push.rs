@@ -215,17 +215,6 @@ impl<'a> Shelf<'a> {
         self.outputs.iter().find(|(other, _)| *other == id).map(|(_, sealed)| &sealed.output)
     }
 
-    /// The key of a stage's output, where it is here, and what led to it.
-    #[cfg(feature = "build")]
-    pub(crate) fn led(&self, id: StageId) -> Option<(Digest, Provenance)> {
-        let (_, Sealed { key, output }) = self.outputs.iter().find(|(other, _)| *other == id)?;
-        let said = match Origin::of(&output.record) {
-            None => self.provenance(self.plan.stage(id), &output.record),
-            Some(origin) => origin.ok()?.said().ok()?.provenance,
-        };
-        Some((*key, said))
-    }
-
     /// What a stage's output was made of, by the names of its inputs.
     pub(crate) fn inputs(&self, id: StageId) -> Option<Vec<(String, Digest)>> {
         let output = self.output(id)?;
@@ -292,29 +281,36 @@ impl<'a> Shelf<'a> {
     }
 
     fn provenance(&self, stage: &Stage, record: &Value) -> Provenance {
-        let input = |from: &From| match from {
-            From::Stage(id) => self.trees.get(id).copied(),
-            From::Path(pin) => Some(pin.digest),
-            From::Hub(pin) => {
-                Some(smelt_plan::key::of_commit(&pin.repo, &pin.commit, pin.file.as_deref()))
-            }
-        };
-        let inputs = stage.inputs.iter();
-        Provenance {
-            stage: stage.name.to_string(),
-            kind: stage.kind.name().to_owned(),
-            kind_version: stage.kind.version(),
-            pipeline: self.plan.name.clone(),
-            params: stage.params.clone(),
-            device: stage
-                .device
-                .iter()
-                .map(|(fact, value)| ((*fact).to_owned(), value.clone()))
-                .collect(),
-            tools: stage.tools.iter().map(|tool| (tool.name.clone(), tool.pin.digest)).collect(),
-            inputs: inputs.filter_map(|it| Some((it.label.clone(), input(&it.from)?))).collect(),
-            run: record["run"].as_str().unwrap_or_default().to_owned(),
+        provenance(self.plan, stage, &self.trees, record)
+    }
+}
+
+/// What led to a stage's output of that record, where the outputs of other stages are those; what is not among them is left out.
+pub(crate) fn provenance(
+    plan: &Plan,
+    stage: &Stage,
+    trees: &BTreeMap<StageId, Digest>,
+    record: &Value,
+) -> Provenance {
+    let input = |from: &From| match from {
+        From::Stage(id) => trees.get(id).copied(),
+        From::Path(pin) => Some(pin.digest),
+        From::Hub(pin) => {
+            Some(smelt_plan::key::of_commit(&pin.repo, &pin.commit, pin.file.as_deref()))
         }
+    };
+    let inputs = stage.inputs.iter();
+    let device = stage.device.iter();
+    Provenance {
+        stage: stage.name.to_string(),
+        kind: stage.kind.name().to_owned(),
+        kind_version: stage.kind.version(),
+        pipeline: plan.name.clone(),
+        params: stage.params.clone(),
+        device: device.map(|(fact, value)| ((*fact).to_owned(), value.clone())).collect(),
+        tools: stage.tools.iter().map(|tool| (tool.name.clone(), tool.pin.digest)).collect(),
+        inputs: inputs.filter_map(|it| Some((it.label.clone(), input(&it.from)?))).collect(),
+        run: record["run"].as_str().unwrap_or_default().to_owned(),
     }
 }
 

@@ -29,8 +29,6 @@ const MESSAGE_BYTES_MAX: u64 = 66 << 20;
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Greeting {
     pub(crate) version: String,
-    /// The machine's name.
-    pub(crate) name: String,
     /// What is true of it.
     pub(crate) facts: BTreeMap<String, String>,
 }
@@ -95,8 +93,9 @@ impl fmt::Display for SessionError {
     }
 }
 
-/// Says who this worker is.
+/// Says who this worker is, on a line of its own whatever a login has said.
 pub(crate) fn greet(to: &mut impl Write, greeting: &Greeting) -> io::Result<()> {
+    to.write_all(b"\n")?;
     to.write_all(GREETING.as_bytes())?;
     say(to, greeting)
 }
@@ -116,6 +115,9 @@ pub(crate) fn greeted(from: &mut impl BufRead) -> Result<Greeting, SessionError>
 pub(crate) fn say(to: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message).expect("texts, numbers and digests are JSON");
     line.push(b'\n');
+    if line.len() as u64 > MESSAGE_BYTES_MAX {
+        return Err(io::Error::other("the list of its files is too long: pack them into fewer"));
+    }
     to.write_all(&line)?;
     to.flush()
 }
@@ -157,12 +159,12 @@ mod tests {
 
     fn greeting() -> Greeting {
         let facts = BTreeMap::from([("sm".to_owned(), "87".to_owned())]);
-        Greeting { version: "1".to_owned(), name: "orin".to_owned(), facts }
+        Greeting { version: "1".to_owned(), facts }
     }
 
     #[test]
     fn a_login_that_talks_is_passed_over() {
-        let mut stream = b"Welcome to Ubuntu\n\nLast login: today\n".to_vec();
+        let mut stream = b"Welcome to Ubuntu\n\nLast login: today".to_vec();
         greet(&mut stream, &greeting()).unwrap();
         say(&mut stream, &Saying::Line("attempt 1".to_owned())).unwrap();
         let mut stream = &stream[..];

@@ -80,7 +80,9 @@ impl<'a> Sharing<'a> {
         let given = given(flags, loaded)?;
         let mut sharing =
             Self { flags, loaded, stop, signer, fleet, doubted, pulled, counts, lease, given };
-        if flags.fleet.fleet.is_some() && !flags.is_trial() {
+        // What is given is here, whoever brought it.
+        let shares = flags.fleet.fleet.is_some() || !sharing.given.is_empty();
+        if shares && !flags.is_trial() {
             sharing.share(wishes)?;
         }
         counted::add(&loaded.store, &sharing.counts);
@@ -152,7 +154,7 @@ impl<'a> Sharing<'a> {
             self.given.keys().find(|id| is_made_of.contains(id) && !pulled.known.contains_key(id));
         let lacks = lacks.map(|id| {
             let message =
-                format!("the fleet does not give what this is made of: {}", plan.stage(*id).name);
+                format!("what this is made of is not to be had: {}", plan.stage(*id).name);
             Failed::new(Exit::NotSeen, message)
         });
         lacks.map_or(Ok(()), Err)

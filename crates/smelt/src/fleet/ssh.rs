@@ -18,7 +18,6 @@ use smelt_exec::Asking;
 use smelt_fleet::execution::Executed;
 use smelt_fleet::remote::plain;
 use smelt_fleet::ssh::SshAddress;
-use smelt_fleet::trust::Trust;
 use smelt_plan::{Digest, Plan, StageId, device};
 use smelt_store::bundle::{BundledKey, BundledOutput, check};
 
@@ -90,7 +89,7 @@ impl Workers<'_> {
         let key = done(&executed).map_err(NotBuilt::There)?;
         let built = format!("{} has built it{}", executed.worker, took(&executed));
         say(format!("{built}; it is fetched"));
-        self.take(line, asking, (key, outcome, &greeting.version), say)?;
+        self.take(line, asking, (key, outcome, &work.outputs, &greeting.version), say)?;
         Ok(built)
     }
 
@@ -165,17 +164,16 @@ impl Workers<'_> {
         &self,
         line: &mut Line<'_>,
         asking: &Asking,
-        (key, outcome, version): (Digest, SessionOutcome, &str),
+        (key, outcome, sent, version): (Digest, SessionOutcome, &[BundledOutput], &str),
         say: &dyn Fn(String),
     ) -> Result<(), NotBuilt> {
-        let SessionOutcome { mut outputs, provenance, .. } = outcome;
-        check(&outputs).map_err(|why| line.odd(&plain(&why)))?;
+        let SessionOutcome { outputs, provenance, .. } = outcome;
+        let mut own = only(outputs, sent).map_err(|why| line.odd(&plain(&why)))?;
         let inputs: Vec<(StageId, Digest)> =
             asking.inputs.iter().map(|input| (input.stage, input.tree)).collect();
         let built = Built { stage: asking.stage, key, under: asking.key, inputs: &inputs };
         let plan: &Plan = &self.loaded.plan;
-        let said = provenance.filter(|said| is_built_of(plan, &built, said));
-        let Some((said, own)) = said.zip(outputs.last_mut()) else {
+        let Some(said) = provenance.filter(|said| is_built_of(plan, &built, said)) else {
             let message = format!(
                 "what it has built was made of something else, or in another way: there is smelt {}, here {TEXT}",
                 plain(version)
@@ -184,9 +182,10 @@ impl Workers<'_> {
         };
         let record = own.keys.first().map(BundledKey::record).unwrap_or_default();
         own.keys = vec![BundledKey::new(asking.key, Vec::new(), &record)];
+        let outputs = [own];
         let machine = line.address.to_string();
         let mark = |record: &mut Value| vouched::put_built_at(record, &machine, &said.device);
-        let (store, trust) = (&self.loaded.store, Trust::default());
+        let (store, trust) = (&self.loaded.store, vouched::believed()?);
         let incoming = Incoming::begin(store, &outputs, &mark, &trust)?;
         incoming.has_room("fetched", incoming.kept_bytes()?)?;
         let parts = stream::missing(&incoming)?;
@@ -201,6 +200,16 @@ impl Workers<'_> {
         received.map_err(|failed| line.failed(failed))?;
         Ok(())
     }
+}
+
+/// The one output that a board may send: what it refers to was sent to it.
+fn only(mut outputs: Vec<BundledOutput>, sent: &[BundledOutput]) -> Result<BundledOutput, String> {
+    let (Some(own), true) = (outputs.pop(), outputs.is_empty()) else {
+        return Err("it sends more than what was asked for, or nothing".to_owned());
+    };
+    let others = sent.iter().filter(|other| other.tree != own.tree).cloned();
+    check(&others.chain([own.clone()]).collect::<Vec<_>>())?;
+    Ok(own)
 }
 
 /// How much has been moved, told each twentieth.
@@ -294,9 +303,10 @@ impl<'a> Line<'a> {
         Failed::new(Exit::NotSeen, message)
     }
 
-    /// The same where files were moved.
-    fn failed(&mut self, failed: Failed) -> Failed {
-        match self.complaint() {
+    /// The same where files were moved and the stream has ended; what else went wrong is this machine's.
+    fn failed(&self, failed: Failed) -> Failed {
+        let why = (failed.exit == Exit::NotSeen).then(|| self.complaint()).flatten();
+        match why {
             Some(why) => Failed::new(Exit::NotSeen, format!("{}: {why}", self.address)),
             None => failed,
         }
@@ -328,13 +338,14 @@ impl Drop for Line<'_> {
     }
 }
 
-/// Keeps the beginning of what is said, and hears the rest, so that nobody waits to say it.
+/// Keeps the end of what is said.
 fn keep(from: &mut impl Read, kept: &Mutex<Vec<u8>>) {
     let mut piece = [0; 4096];
     while let Ok(some @ 1..) = from.read(&mut piece) {
         let mut kept = locked(kept);
-        let room = COMPLAINTS_BYTES_MAX.saturating_sub(kept.len()).min(some);
-        kept.extend_from_slice(&piece[..room]);
+        kept.extend_from_slice(&piece[..some]);
+        let surplus = kept.len().saturating_sub(COMPLAINTS_BYTES_MAX);
+        kept.drain(..surplus);
     }
 }
 
@@ -344,7 +355,35 @@ fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use smelt_store::{FileEntry, Manifest};
+
     use super::*;
+
+    fn output(name: &str, refers: Vec<Digest>) -> BundledOutput {
+        let sha256 = Digest::of(name.as_bytes());
+        let entry = FileEntry { path: name.to_owned(), size: 1, sha256, executable: false };
+        let files = Manifest::new(vec![entry]).unwrap();
+        let keys = vec![BundledKey::new(sha256, Vec::new(), &Value::Null)];
+        BundledOutput { tree: files.digest(), files, refers, keys }
+    }
+
+    #[test]
+    fn a_board_sends_one_output_that_refers_to_nothing_but_what_it_was_sent() {
+        let input = output("input", Vec::new());
+        let sent = [input.clone()];
+        let good = output("engine", vec![input.tree]);
+        assert_eq!(only(vec![good.clone()], &sent), Ok(good.clone()));
+        assert_eq!(only(vec![input.clone()], &sent), Ok(input.clone()), "it may be the same bytes");
+        let refused = |outputs| only(outputs, &sent).unwrap_err();
+        assert!(refused(vec![]).contains("nothing"));
+        assert!(refused(vec![output("a tool of the host's", vec![]), good.clone()]).contains("more"));
+        let strange = output("strange", vec![Digest::of(b"another")]);
+        assert!(refused(vec![strange]).contains("refers to one"));
+        let lying = BundledOutput { tree: Digest::of(b"another"), ..good.clone() };
+        assert!(refused(vec![lying]).contains("other files"));
+        let without = BundledOutput { keys: Vec::new(), ..good };
+        assert!(refused(vec![without]).contains("nothing led"));
+    }
 
     #[test]
     fn what_is_moved_is_told_a_few_times() {

@@ -89,6 +89,9 @@ pub(crate) fn send(
         let rest = entry.size - part.from;
         let path = folder.join(&entry.path);
         let copied = File::open(&path).and_then(|mut file| {
+            if file.metadata()?.len() != entry.size {
+                return Err(io::Error::other("it is not what was sealed any more: smelt cache fsck"));
+            }
             file.seek(SeekFrom::Start(part.from))?;
             copy(&mut file, rest, to, told)
         });
@@ -110,7 +113,7 @@ pub(crate) fn receive(
         let Some(folder) = folder else {
             // Another run has sealed it meanwhile; it comes all the same.
             let rest = own.iter().filter_map(|part| Some(part.entry(outputs)?.size - part.from));
-            let passed = copy(from, rest.sum(), &mut io::sink(), told);
+            let passed = copy(from, rest.fold(0, u64::saturating_add), &mut io::sink(), told);
             return passed.map_err(|error| cannot("pass over", Path::new("files"), &error));
         };
         for (file, entry) in outputs[output].files.files().iter().enumerate() {
@@ -167,15 +170,17 @@ fn copy(
     Ok(())
 }
 
+/// Why a file is not moved: of a stream that has ended the exit code says so, since there is more to say why.
 fn cannot(verb: &str, path: &Path, error: &io::Error) -> Failed {
-    let why = match error.kind() {
-        io::ErrorKind::UnexpectedEof => "the other side has ended".to_owned(),
+    let of_stream = [io::ErrorKind::UnexpectedEof, io::ErrorKind::BrokenPipe];
+    let (exit, why) = match error.kind() {
+        kind if of_stream.contains(&kind) => (Exit::NotSeen, "the other side has ended".to_owned()),
         io::ErrorKind::StorageFull => {
-            format!("{error}; free some space, then the same command goes on")
+            (Exit::StageFailed, format!("{error}; free some space, then the same command goes on"))
         }
-        _ => error.to_string(),
+        _ => (Exit::StageFailed, error.to_string()),
     };
-    Failed::new(Exit::StageFailed, format!("cannot {verb} {}: {why}", path.display()))
+    Failed::new(exit, format!("cannot {verb} {}: {why}", path.display()))
 }
 
 #[cfg(test)]

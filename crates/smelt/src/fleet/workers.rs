@@ -297,7 +297,7 @@ pub(super) fn done(executed: &Executed) -> Result<Digest, Failure> {
         return Ok(key);
     }
     let last = executed.log.lines().last().unwrap_or("it says nothing");
-    let message = message.map_or_else(|| last.to_owned(), |message| plain(&message));
+    let message = plain(&message.unwrap_or_else(|| last.to_owned()));
     let class = class.unwrap_or(FailureClass::ToolRejected);
     let message = format!("worker {}: {message}", executed.worker);
     Err(Failure { class, exit: Some(executed.exit), message })

@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -99,21 +99,39 @@ pub(super) fn cannot(error: &io::Error) -> Failed {
     Failed::new(Exit::StageFailed, format!("the work cannot be begun: {error}"))
 }
 
-/// A run under way, whose lines are passed on.
+/// What becomes of the lines of a run besides that the last of them are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lines {
+    /// They are told here, too.
+    Told,
+    Kept,
+}
+
+/// A process that ends with this.  Whoever leads the stages ends them when it is gone.
+struct Led(Child);
+
+impl Drop for Led {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A run under way.
 pub(super) struct Running {
-    pub(super) child: Child,
+    child: Led,
     report: thread::JoinHandle<Vec<u8>>,
     passing: thread::JoinHandle<()>,
     lines: Arc<Mutex<VecDeque<String>>>,
 }
 
 impl Running {
-    pub(super) fn start(arguments: &[OsString]) -> io::Result<Self> {
+    pub(super) fn start(arguments: &[OsString], lines_are: Lines) -> io::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(arguments).stdin(Stdio::null());
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        let stdout = child.stdout.take().expect("it is piped");
-        let stderr = child.stderr.take().expect("it is piped");
+        let mut child = Led(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
+        let stdout = child.0.stdout.take().expect("it is piped");
+        let stderr = child.0.stderr.take().expect("it is piped");
         let report = thread::spawn(move || {
             let mut report = Vec::new();
             // A report that is cut off is none.
@@ -122,7 +140,7 @@ impl Running {
         });
         let lines = Arc::new(Mutex::new(VecDeque::new()));
         let last = lines.clone();
-        let passing = thread::spawn(move || pass_on(BufReader::new(stderr), &last));
+        let passing = thread::spawn(move || pass_on(BufReader::new(stderr), lines_are, &last));
         Ok(Self { child, report, passing, lines })
     }
 
@@ -131,10 +149,9 @@ impl Running {
         locked(&self.lines).back().cloned().unwrap_or_default()
     }
 
-    /// Whoever leads the stages ends them when this is gone.
-    pub(super) fn end(mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    /// How it has ended, if it has.
+    pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.0.try_wait()
     }
 
     pub(super) fn outcome(self, request: &WorkRequest, code: Option<i32>) -> Outcome {
@@ -167,8 +184,8 @@ fn locked<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Passes lines on to this worker's log, and keeps the last of them.
-fn pass_on(mut from: impl BufRead, last: &Mutex<VecDeque<String>>) {
+/// Keeps the last of a run's lines, which may be told in this worker's log, too.
+fn pass_on(mut from: impl BufRead, lines_are: Lines, last: &Mutex<VecDeque<String>>) {
     loop {
         let mut line = Vec::new();
         match from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
@@ -176,7 +193,9 @@ fn pass_on(mut from: impl BufRead, last: &Mutex<VecDeque<String>>) {
             Ok(_) => {}
         }
         let line = String::from_utf8_lossy(&line).trim_end().to_owned();
-        tell(&line);
+        if lines_are == Lines::Told {
+            tell(&line);
+        }
         let mut last = locked(last);
         if last.len() == LINES_MAX {
             last.pop_front();
