@@ -220,10 +220,16 @@ struct Bench {
 impl Bench {
     /// A pipeline of one stage that does a line of a shell.
     fn pipeline(&self, line: &str, more: &str) -> Result<PathBuf> {
+        self.pipeline_with(line, more, "")
+    }
+
+    /// With another variable of its environment.
+    fn pipeline_with(&self, line: &str, more: &str, variable: &str) -> Result<PathBuf> {
         fs::create_dir_all(&self.work)?;
         let path = self.work.join("p.toml");
+        let own = self.engine.env.iter().map(|(name, value)| format!("{name} = \"{value}\""));
         let env: Vec<String> =
-            self.engine.env.iter().map(|(name, value)| format!("{name} = \"{value}\"")).collect();
+            own.chain([variable.to_owned()]).filter(|it| !it.is_empty()).collect();
         let text = format!(
             "smelt = 1\nname = \"containers\"\n[stage.box]\nkind = \"command\"\nargv = [\"sh\", \"-c\", '''{line}''']\noutputs = [\"out\"]\n\
              writes = [\"/\"]\nenv = {{ {} }}\n{more}\n",
@@ -241,7 +247,11 @@ impl Bench {
     }
 
     fn run(&self, line: &str, more: &str) -> Result<Output> {
-        let pipeline = self.pipeline(line, more)?;
+        self.run_with(line, more, "")
+    }
+
+    fn run_with(&self, line: &str, more: &str, variable: &str) -> Result<Output> {
+        let pipeline = self.pipeline_with(line, more, variable)?;
         self.command(&pipeline).output().context("cannot start smelt")
     }
 
@@ -283,13 +293,26 @@ fn what_it_holds_counts_against_the_limit(bench: &Bench) -> Result<()> {
     until_nothing_runs()
 }
 
-/// A container that goes on behind whoever started it is killed as processes are.
+/// A container that goes on behind whoever started it is ended as processes are, and stays so.
 fn what_is_left_ends_with_the_stage(bench: &Bench) -> Result<()> {
+    for more in ["-d", "-d --restart=always"] {
+        let line = bench.within(SLEEPS).replacen(" run --rm", &format!(" run {more}"), 1);
+        // Whoever sets a path of his own is followed as well.
+        let path = format!("PATH = \"{}\"", env::var("PATH")?);
+        let output = bench.run_with(&format!("{line} && echo done > out"), "", &path)?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let attempt = attempt(&output)?;
+        ensure!(attempt["leftovers"].as_u64() > Some(0), "nothing was left: {attempt}");
+        until_nothing_runs()?;
+        // An engine that starts it again does so within a second.
+        thread::sleep(Duration::from_secs(2));
+        ensure!(!runs(SLEEPS), "{more}: it was started again");
+    }
+    // One that begins when its stage has ended.
     let line = bench.within(SLEEPS).replacen(" run ", " run -d ", 1);
-    let output = bench.run(&format!("{line} && echo done > out"), "")?;
+    let output = bench.run(&format!("({line} >/dev/null 2>&1 &) ; echo done > out"), "")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let attempt = attempt(&output)?;
-    ensure!(attempt["leftovers"].as_u64() > Some(0), "nothing was left: {attempt}");
+    thread::sleep(Duration::from_secs(2));
     until_nothing_runs()
 }
 

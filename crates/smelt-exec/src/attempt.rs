@@ -28,8 +28,8 @@ use crate::classify::{
     End, OomKills, Outcome, Shortage, Stopped, classify, for_want_of_memory, missing, of_disk,
 };
 use crate::confine::{self, Space, Writes};
-use crate::containers::{self, Container};
-use crate::controls::{Controls, HeldContainer, LastSample};
+use crate::containers::{self, Engines, Followed};
+use crate::controls::{Controls, LastSample};
 use crate::count::Count;
 use crate::form;
 use crate::log;
@@ -325,7 +325,7 @@ impl Attempt<'_> {
         if let Some(engines) = &self.engines {
             let (name, notes) = containers::variable(&scratch);
             order.env.push((name.to_owned(), notes.display().to_string()));
-            let path = order.env.iter_mut().find(|(name, _)| name == "PATH");
+            let path = order.env.iter_mut().rfind(|(name, _)| name == "PATH");
             path.into_iter().for_each(|(_, path)| *path = format!("{}:{path}", engines.display()));
         }
         let mut line = serde_json::to_vec(&ShimOrder {
@@ -335,6 +335,7 @@ impl Attempt<'_> {
             store: self.store.root().to_owned(),
             must_hold: self.must_hold,
             time_max: self.budget.duration_max,
+            engines: self.engines.is_some().then(|| Engines::of(&self.order.env)),
         })?;
         line.push(b'\n');
         let listener = self.shims.listener();
@@ -389,7 +390,8 @@ impl Attempt<'_> {
             report.leftovers = orphans::kill_marked(&self.mark) as u32;
             report.leftovers += self.shims.kill_adopted() as u32;
             let notes = containers::notes(&self.scratch(process.id()));
-            report.leftovers += containers::end(&notes, self.since, &self.order.env) as u32;
+            report.leftovers +=
+                containers::end(&notes, self.since, &Engines::of(&self.order.env)) as u32;
         }
         None
     }
@@ -415,7 +417,7 @@ impl Attempt<'_> {
         let mut told = begin;
         let mut short = None;
         let mut count = Count::from(begin);
-        let mut containers = Vec::new();
+        let mut followed = Followed::default();
         while !readable(&shim.output, wait) {
             if self.controls.is_out_of_patience() {
                 // A shim that was stopped from outside hears nothing; SIGKILL it cannot ignore.
@@ -435,7 +437,7 @@ impl Attempt<'_> {
                 // Whoever writes to it too ends as well: the kernel does not say whose write it cut.
                 short.iter().for_each(|_| self.controls.kill_for(Stopped::DiskShort));
             }
-            self.follow(shim.process.id(), &mut containers, meter);
+            self.follow(shim.process.id(), &mut followed, meter);
             let sample = meter.sample(begin.elapsed());
             wait = (wait * 2).min(period(sampled.elapsed()));
             let Some(sample) = sample else { continue };
@@ -452,20 +454,12 @@ impl Attempt<'_> {
     }
 
     /// Takes containers that it has started meanwhile for its own.
-    fn follow(&self, shim: u32, known: &mut Vec<Container>, meter: &mut Meter) {
+    fn follow(&self, shim: u32, followed: &mut Followed, meter: &mut Meter) {
         let (Some(_), Some(cgroups)) = (&self.engines, self.cgroups) else { return };
-        for container in containers::started(&containers::notes(&self.scratch(shim))) {
-            if known.contains(&container) {
-                continue;
-            }
-            let Some(group) = container.group(cgroups, self.since) else { continue };
-            self.controls.adopt(HeldContainer {
-                container: container.clone(),
-                group: group.clone(),
-                env: self.order.env.clone(),
-            });
+        let notes = containers::notes(&self.scratch(shim));
+        for group in followed.look(&notes, cgroups, self.since) {
+            self.controls.adopt(group.clone());
             meter.adopt(group);
-            known.push(container);
         }
     }
 

@@ -6,19 +6,22 @@
 //!
 //! A stage could note anything, so a note is no more than an id: it counts where such a group was made since the stage began.
 
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 use std::{str, thread};
 
 use nix::fcntl::OFlag;
+use serde::{Deserialize, Serialize};
 use smelt_watch::{Cgroups, Group, Tree};
 
 /// The engines whose words are known.
@@ -28,7 +31,8 @@ const NOTES: &str = "SMELT_CONTAINERS";
 /// The folder of that name lies among a stage's temporary files, where it may write.
 const FOLDER: &str = ".smelt-containers";
 /// Flags before an engine's first word that have a value behind them.
-const VALUED: [&str; 34] = [
+const VALUED: [&str; 36] = [
+    "--address",
     "--cgroup-manager",
     "--cni-config-dir",
     "--cni-netconfpath",
@@ -43,6 +47,7 @@ const VALUED: [&str; 34] = [
     "--host",
     "--hosts-dir",
     "--identity",
+    "--imagestore",
     "--log-level",
     "--module",
     "--namespace",
@@ -66,25 +71,72 @@ const VALUED: [&str; 34] = [
 ];
 /// The same in one letter.
 const VALUED_LETTERS: [&str; 5] = ["-H", "-a", "-c", "-l", "-n"];
-/// A stage has some containers; one that makes more each second is not followed for ever.
-const CONTAINERS_MAX: usize = 64;
+/// Notes of a stage that are looked at; it may have started a container each second for an hour.
+const NOTES_MAX: usize = 4096;
 /// Ids have 64 digits, and engines know them by twelve.
 const ID_BYTES_MAX: u64 = 256;
 const ID_DIGITS_MIN: usize = 12;
-/// How long an engine may take: a daemon that hangs must not hold up a run.
-const PATIENCE: Duration = Duration::from_secs(10);
-const TICK: Duration = Duration::from_millis(20);
-/// Programs that podman leaves behind with a container, and how long they may take to clear up.
-const MONITORS: [&str; 2] = ["conmon", "podman"];
-const MONITORS_MAX: Duration = Duration::from_secs(1);
+/// Files for it that one command line names.
+const IDS_NAMED_MAX: usize = 4;
 /// Files carry the time of the kernel's last tick.
 const CLOCK_STEP: Duration = Duration::from_millis(50);
+/// Containers whose group is looked for at each sample, and how often: one that has ended has none, and a note may be of nothing.
+const LOOKED_FOR_MAX: usize = 8;
+const LOOKS_MAX: u32 = 50;
+/// How long engines get to end containers, and monitors then to clear up: a shim that kills has three seconds.
+const ENGINES_MAX: Duration = Duration::from_millis(1500);
+const MONITORS_MAX: Duration = Duration::from_millis(700);
+const TICK: Duration = Duration::from_millis(20);
+/// How long a container may take to begin that was asked for before its stage was killed.
+const LATE_MAX: Duration = Duration::from_secs(1);
+/// Programs that podman leaves behind with a container.
+const MONITORS: [&str; 2] = ["conmon", "podman"];
+/// Variables that say which daemon or store is meant.
+const PLACES: [&str; 5] = [
+    "CONTAINERD_ADDRESS",
+    "CONTAINERD_NAMESPACE",
+    "CONTAINER_HOST",
+    "DOCKER_CONTEXT",
+    "DOCKER_HOST",
+];
+/// Variables without which engines find nothing of theirs.
+const OWN: [&str; 3] = ["HOME", "PATH", "XDG_RUNTIME_DIR"];
 
-/// The variables of a stage.
-type Env = [(String, String)];
+/// How engines are asked to end a container: by programs that no stage chose, for they are confined by nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Engines {
+    programs: BTreeMap<String, PathBuf>,
+    env: Vec<(String, String)>,
+}
+
+impl Engines {
+    /// Those of this process; which of their daemons is meant says `stage`, the variables of a pipeline.
+    pub(crate) fn of(stage: &[(String, String)]) -> Self {
+        let path = env::var("PATH").unwrap_or_default();
+        let program = |name: &&str| Some(((*name).to_owned(), found(name, &path)?));
+        let own = |name: &str| env::var(name).ok();
+        let said = |name: &str| {
+            let said = stage.iter().rfind(|(other, _)| other == name);
+            said.map(|(_, value)| value.clone()).or_else(|| own(name))
+        };
+        let named = |name: &str, value: Option<String>| Some((name.to_owned(), value?));
+        let env = OWN.iter().filter_map(|name| named(name, own(name)));
+        let env = env.chain(PLACES.iter().filter_map(|name| named(name, said(name))));
+        Self { programs: ENGINES.iter().filter_map(program).collect(), env: env.collect() }
+    }
+
+    /// Begins to end a container, for good where its engine would start it again.
+    fn stop(&self, container: &Container) -> Option<Child> {
+        let mut command = Command::new(self.programs.get(container.engine)?);
+        command.args(["stop", "-t", "0", &container.id]).env_clear();
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().ok()
+    }
+}
 
 /// A container that a stage has started.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Container {
     /// One of [`ENGINES`].
     engine: &'static str,
@@ -106,10 +158,21 @@ pub(crate) fn engines_in(path: &str) -> Vec<&'static str> {
     ENGINES.into_iter().filter(|name| found(name, path).is_some()).collect()
 }
 
-/// Makes the names by which a stage calls engines lead to this program.
+/// Makes the names by which a stage calls engines lead to this program, in a folder that runs share.
 pub(crate) fn put_names(folder: &Path, engines: &[&str]) -> io::Result<()> {
     let own = env::current_exe()?;
-    engines.iter().try_for_each(|name| symlink(&own, folder.join(name)))
+    fs::create_dir_all(folder)?;
+    for name in engines {
+        let link = folder.join(name);
+        if fs::read_link(&link).is_ok_and(|target| target == own) {
+            continue;
+        }
+        let draft = folder.join(format!(".{name}-{}", std::process::id()));
+        let _ = fs::remove_file(&draft);
+        symlink(&own, &draft)?;
+        fs::rename(draft, link)?;
+    }
+    Ok(())
 }
 
 /// An engine in a folder of `path`, which is not this program by that name.
@@ -140,11 +203,13 @@ pub fn wrapped(arguments: &[OsString]) -> Option<io::Error> {
 fn follow(name: &str, arguments: &[OsString], notes: &Path) -> Option<Vec<OsString>> {
     let words: Vec<&str> = arguments.iter().map(|word| word.to_str()).collect::<Option<_>>()?;
     let at = starts_at(&words)?;
-    let own = notes.join(format!("{name}-{}", std::process::id()));
+    let number = std::process::id();
+    let own = notes.join(format!("{name}-{number}"));
     fs::create_dir_all(notes).ok()?;
-    if let Some(named) = id_file(&words[at..]) {
-        symlink(std::path::absolute(named).ok()?, own).ok()?;
-        return Some(arguments.to_vec());
+    // What the caller names counts for the engine, which takes the last.  Behind an image it is the container's affair.
+    for (at, named) in id_files(&words[at..]).enumerate() {
+        let note = notes.join(format!("{name}-{number}-{at}"));
+        symlink(std::path::absolute(named).ok()?, note).ok()?;
     }
     let (before, behind) = words.split_at(at + 1);
     let all = [before, &["--cidfile", own.to_str()?], behind].concat();
@@ -168,61 +233,157 @@ fn starts_at(words: &[&str]) -> Option<usize> {
     }
 }
 
-/// The file that the id is to be written to, where the caller names one.
-fn id_file<'a>(words: &[&'a str]) -> Option<&'a str> {
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        match word.strip_prefix("--cidfile") {
-            Some("") => return words.next().copied(),
-            Some(value) if value.starts_with('=') => return Some(&value[1..]),
-            _ => {}
-        }
-    }
-    None
+/// The files that the id may be written to, where the caller names some.
+fn id_files<'a>(words: &[&'a str]) -> impl Iterator<Item = &'a str> {
+    let named = |(at, word): (usize, &&'a str)| match word.strip_prefix("--cidfile")? {
+        "" => words.get(at + 1).copied(),
+        value => value.strip_prefix('='),
+    };
+    words.iter().enumerate().filter_map(named).take(IDS_NAMED_MAX).collect::<Vec<_>>().into_iter()
 }
 
-/// The containers that are noted in a folder, where a stage may write anything.
-pub(crate) fn started(notes: &Path) -> Vec<Container> {
-    let entries = fs::read_dir(notes).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries.take(CONTAINERS_MAX).filter_map(|note| Container::read(&note)).collect()
+/// The notes of a folder, where a stage may write anything.
+fn notes_in(notes: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(notes).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).take(NOTES_MAX)
+}
+
+/// The containers that are noted in a folder.
+fn started(notes: &Path) -> HashSet<Container> {
+    notes_in(notes).filter_map(|note| Container::read(&note)).collect()
+}
+
+/// The containers of a stage that runs, as they come.
+#[derive(Default)]
+pub(crate) struct Followed {
+    read: HashSet<PathBuf>,
+    /// Those whose group was not found yet, and how often it was looked for.
+    awaited: VecDeque<(Container, u32)>,
+}
+
+impl Followed {
+    /// The groups of those that have begun since the last look.
+    pub(crate) fn look(
+        &mut self,
+        notes: &Path,
+        cgroups: &Cgroups,
+        since: SystemTime,
+    ) -> Vec<Group> {
+        for note in notes_in(notes).filter(|note| !self.read.contains(note)).collect::<Vec<_>>() {
+            // What is not written yet is read again.
+            if let Some(container) = Container::read(&note) {
+                self.read.insert(note);
+                self.awaited.push_back((container, 0));
+            }
+        }
+        let mut groups = Vec::new();
+        for _ in 0..self.awaited.len().min(LOOKED_FOR_MAX) {
+            let Some((container, looks)) = self.awaited.pop_front() else { break };
+            match container.group(cgroups, since) {
+                Some(group) => groups.push(group),
+                None if looks < LOOKS_MAX => self.awaited.push_back((container, looks + 1)),
+                None => {}
+            }
+        }
+        groups
+    }
 }
 
 /// What the processes that this one leads have noted.
-struct Own {
+struct Led {
     notes: PathBuf,
     since: SystemTime,
-    env: Vec<(String, String)>,
+    engines: Engines,
+    /// Those that were ended.
+    ended: HashSet<Container>,
 }
 
-static OWN: Mutex<Option<Own>> = Mutex::new(None);
+static LED: Mutex<Option<Led>> = Mutex::new(None);
+
+fn led() -> MutexGuard<'static, Option<Led>> {
+    LED.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Follows what the processes that this one leads start from now on, as they note it there.
-pub(crate) fn follow_own(notes: PathBuf, since: SystemTime, env: Vec<(String, String)>) {
-    *OWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(Own { notes, since, env });
+pub(crate) fn follow_led(notes: PathBuf, since: SystemTime, engines: Engines) {
+    *led() = Some(Led { notes, since, engines, ended: HashSet::new() });
 }
 
-/// Kills those that run of what they have started; how many they were.
-pub(crate) fn end_own() -> usize {
-    let own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
-    own.as_ref().map_or(0, |own| end(&own.notes, own.since, &own.env))
+/// Ends those that run of what they have started; how many they were.
+pub(crate) fn end_led() -> usize {
+    led().as_mut().map_or(0, Led::end)
 }
 
-/// Kills those that run and were started `since`; how many they were.  By then whoever started them is dead; `env` is what he
-/// called engines in.
-pub(crate) fn end(notes: &Path, since: SystemTime, env: &Env) -> usize {
-    let started = started(notes);
-    if started.is_empty() {
-        return 0;
-    }
-    let Some(cgroups) = Cgroups::find(Path::new("/")) else { return 0 };
-    let ended = started.iter().filter(|container| container.end(&cgroups, since, env)).count();
-    if ended > 0 {
-        let begin = Instant::now();
-        while begin.elapsed() < MONITORS_MAX && is_monitored() {
-            thread::sleep(TICK);
-        }
+/// The same of those that begin although whoever asked for them was killed: an engine had heard it by then.
+pub(crate) fn end_late() -> usize {
+    let (begin, mut ended) = (Instant::now(), 0);
+    while led().as_ref().is_some_and(Led::awaits_any) && begin.elapsed() < LATE_MAX {
+        ended += end_led();
+        thread::sleep(TICK);
     }
     ended
+}
+
+impl Led {
+    fn end(&mut self) -> usize {
+        let ended = end_of(&self.notes, self.since, &self.engines);
+        let count = ended.len();
+        self.ended.extend(ended);
+        count
+    }
+
+    fn awaits_any(&self) -> bool {
+        started(&self.notes).iter().any(|container| !self.ended.contains(container))
+    }
+}
+
+/// Ends those that run and were started `since`; how many they were.  By then whoever started them is dead.
+pub(crate) fn end(notes: &Path, since: SystemTime, engines: &Engines) -> usize {
+    end_of(notes, since, engines).len()
+}
+
+fn end_of(notes: &Path, since: SystemTime, engines: &Engines) -> Vec<Container> {
+    let started = started(notes);
+    if started.is_empty() {
+        return Vec::new();
+    }
+    let Some(cgroups) = Cgroups::find(Path::new("/")) else { return Vec::new() };
+    let runs = |container: Container| {
+        let group = container.group(&cgroups, since)?;
+        (!group.pids_below().is_empty()).then_some((container, group))
+    };
+    let running: Vec<(Container, Group)> = started.into_iter().filter_map(runs).collect();
+    // An engine that does it itself starts none of them again; what hangs, or is another one, leaves it to the kernel.
+    let asked = running.iter().filter_map(|(container, _)| engines.stop(container));
+    wait_for(asked.collect());
+    for (_, group) in &running {
+        let _ = group.kill();
+    }
+    let begin = Instant::now();
+    while !running.is_empty() && begin.elapsed() < MONITORS_MAX && is_monitored() {
+        thread::sleep(TICK);
+    }
+    running.into_iter().map(|(container, _)| container).collect()
+}
+
+/// Waits until all have ended, for so long as engines get, and ends the others.
+fn wait_for(mut asked: Vec<Child>) {
+    let begin = Instant::now();
+    loop {
+        // Who reaps whatever ends has reaped one of which nothing is known.
+        asked.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        if asked.is_empty() {
+            return;
+        }
+        if begin.elapsed() > ENGINES_MAX {
+            break;
+        }
+        thread::sleep(TICK);
+    }
+    for mut child in asked {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
 }
 
 /// Whether a monitor of containers is below this process: it unmounts what they had, and writes down that they have ended.
@@ -248,7 +409,7 @@ impl Following {
         fs::DirBuilder::new().mode(0o700).create(&folder).ok()?;
         let following = Self { path: format!("{}:{path}", folder.display()), folder };
         put_names(&following.folder, &engines).ok()?;
-        follow_own(notes(&following.folder), SystemTime::now(), of_process());
+        follow_led(notes(&following.folder), SystemTime::now(), Engines::of(&[]));
         Some(following)
     }
 
@@ -261,17 +422,10 @@ impl Following {
 
 impl Drop for Following {
     fn drop(&mut self) {
-        end_own();
+        end_led();
+        end_late();
         let _ = fs::remove_dir_all(&self.folder);
     }
-}
-
-/// The variables of this process, as far as they are texts.
-pub(crate) fn of_process() -> Vec<(String, String)> {
-    let text = |(name, value): (OsString, OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
-    env::vars_os().filter_map(text).collect()
 }
 
 impl Container {
@@ -289,53 +443,19 @@ impl Container {
         let since = since.checked_sub(CLOCK_STEP)?;
         cgroups.of_container(&self.id).filter(|group| group.made().is_some_and(|at| at >= since))
     }
-
-    /// Kills it; whether it ran.
-    fn end(&self, cgroups: &Cgroups, since: SystemTime, env: &Env) -> bool {
-        let Some(group) = self.group(cgroups, since) else { return false };
-        if group.pids_below().is_empty() {
-            return false;
-        }
-        // Processes of root's are none of ours to kill; their engine does.
-        if !group.kill() {
-            self.does("kill", env);
-        }
-        true
-    }
-
-    /// Has its engine do something with it.
-    pub(crate) fn does(&self, verb: &str, env: &Env) -> bool {
-        let path = env.iter().find(|(name, _)| name == "PATH").map_or("", |(_, path)| path);
-        let Some(engine) = found(self.engine, path) else { return false };
-        let mut command = Command::new(engine);
-        command.args([verb, &self.id]).env_clear();
-        command.envs(env.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let Ok(mut child) = command.spawn() else { return false };
-        let begin = Instant::now();
-        loop {
-            match child.try_wait() {
-                Ok(Some(status)) => return status.success(),
-                Ok(None) if begin.elapsed() < PATIENCE => thread::sleep(TICK),
-                // Who reaps whatever ends has reaped this one.
-                Err(_) => return true,
-                Ok(None) => {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    return false;
-                }
-            }
-        }
-    }
 }
 
-/// A small file; what would hold up its reader is none.
+/// A small file.  A stage may have put anything there, and opening a device does something.
 fn read_small(path: &Path) -> Option<Vec<u8>> {
-    let mut open = fs::OpenOptions::new();
-    let file = open.read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path).ok()?;
-    let is_small = file.metadata().is_ok_and(|stat| stat.is_file() && stat.len() <= ID_BYTES_MAX);
+    let mut look = fs::OpenOptions::new();
+    let seen = look.read(true).custom_flags(OFlag::O_PATH.bits()).open(path).ok()?;
+    let stat = seen.metadata().ok()?;
+    if !stat.is_file() || stat.len() > ID_BYTES_MAX {
+        return None;
+    }
+    let file = File::open(format!("/proc/self/fd/{}", seen.as_raw_fd())).ok()?;
     let mut bytes = Vec::new();
-    is_small.then(|| file.take(ID_BYTES_MAX).read_to_end(&mut bytes).ok())??;
+    file.take(ID_BYTES_MAX).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 
@@ -379,10 +499,13 @@ mod tests {
         };
         check("run --rm image", "run --cidfile OWN --rm image");
         check("-D create i", "-D create --cidfile OWN i");
-        check("run --cidfile=/id i", "run --cidfile=/id i");
-        assert_eq!(fs::read_link(&own).unwrap(), Path::new("/id"));
-        check("run --cidfile id i", "run --cidfile id i");
-        assert!(fs::read_link(&own).unwrap().ends_with("smelt-exec/id"));
+        // The engine takes the last, and neither is lost.
+        let other = dir.path().join(format!("docker-{}-0", std::process::id()));
+        check("run --cidfile=/id i", "run --cidfile OWN --cidfile=/id i");
+        assert_eq!(fs::read_link(&other).unwrap(), Path::new("/id"));
+        fs::remove_file(&other).unwrap();
+        check("run i docker run --cidfile id", "run --cidfile OWN i docker run --cidfile id");
+        assert!(fs::read_link(&other).unwrap().ends_with("smelt-exec/id"));
     }
 
     #[test]
@@ -395,6 +518,20 @@ mod tests {
     }
 
     /// A stage may write there what it likes.
+    #[test]
+    fn engines_are_found_by_no_path_of_a_stage_s_and_go_where_it_says() {
+        let said = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let stage = [
+            said("PATH", "/tmp/evil"),
+            said("LD_PRELOAD", "/tmp/evil.so"),
+            said("DOCKER_HOST", "unix:///s"),
+        ];
+        let Engines { programs, env } = Engines::of(&stage);
+        assert!(programs.values().all(|program| !program.starts_with("/tmp/evil")));
+        assert!(env.contains(&said("DOCKER_HOST", "unix:///s")));
+        assert!(!env.iter().any(|(name, value)| name == "LD_PRELOAD" || value == "/tmp/evil"));
+    }
+
     #[test]
     fn only_an_id_of_a_known_engine_counts() {
         let dir = tempfile::tempdir().unwrap();
@@ -414,7 +551,9 @@ mod tests {
         }
         nix::unistd::mkfifo(&dir.path().join("docker-9"), nix::sys::stat::Mode::S_IRWXU).unwrap();
         symlink("/nowhere", dir.path().join("docker-10")).unwrap();
-        assert_eq!(started(dir.path()), [Container { engine: "docker", id }]);
-        assert_eq!(started(Path::new("/nowhere")), []);
+        symlink("/dev/zero", dir.path().join("docker-11")).unwrap();
+        let own = Container { engine: "docker", id };
+        assert_eq!(started(dir.path()), HashSet::from([own]));
+        assert_eq!(started(Path::new("/nowhere")), HashSet::new());
     }
 }

@@ -6,14 +6,12 @@
 use std::io::Write;
 use std::process::ChildStdin;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use smelt_watch::meter::Strain;
 use smelt_watch::{Freezer, Group, Sample};
 
 use crate::classify::Stopped;
-use crate::containers::Container;
 use crate::shim::GRACE;
 
 /// How long a shim that has been told may take: it only kills.
@@ -43,26 +41,14 @@ struct Halt {
     time: Duration,
     /// What it holds is still to be written to swap.
     is_to_page_out: bool,
-    /// Containers that it has started, which are in groups of their own.
-    containers: Vec<HeldContainer>,
+    /// Of containers that it has started.  Where they are not ours to halt they go on.
+    containers: Vec<Group>,
 }
 
-/// A container that an attempt has started.
-#[derive(Clone)]
-pub(crate) struct HeldContainer {
-    pub(crate) container: Container,
-    pub(crate) group: Group,
-    /// What its engine was called in.
-    pub(crate) env: Vec<(String, String)>,
-}
-
-impl HeldContainer {
-    /// Halts it, or lets it go on: its engine does where its group is not ours.
-    fn halt(&self, is_halted: bool) {
-        if !self.group.halt(is_halted) {
-            let (held, verb) = (self.clone(), if is_halted { "pause" } else { "unpause" });
-            // An engine may take seconds, and whoever decides has other stages.
-            thread::spawn(move || held.container.does(verb, &held.env));
+impl Halt {
+    fn halt_containers(&self, is_halted: bool) {
+        for group in &self.containers {
+            let _ = group.halt(is_halted);
         }
     }
 }
@@ -158,7 +144,7 @@ impl Controls {
             None => self.say("halt"),
         };
         if halted {
-            halt.containers.iter().for_each(|container| container.halt(true));
+            halt.halt_containers(true);
             halt.since.get_or_insert_with(Instant::now);
             halt.is_to_page_out = true;
         }
@@ -171,7 +157,7 @@ impl Controls {
         let Some(since) = halt.since.take() else { return };
         halt.time += since.elapsed();
         halt.is_to_page_out = false;
-        halt.containers.iter().for_each(|container| container.halt(false));
+        halt.halt_containers(false);
         let thawed = halt.freezer.as_mut().map(Freezer::thaw);
         if !matches!(thawed, Some(Ok(()))) {
             self.say("go on");
@@ -179,10 +165,10 @@ impl Controls {
     }
 
     /// Halts and lets go a container with it from now on.
-    pub(crate) fn adopt(&self, container: HeldContainer) {
+    pub(crate) fn adopt(&self, container: Group) {
         let mut halt = lock(&self.halt);
         if halt.since.is_some() {
-            container.halt(true);
+            let _ = container.halt(true);
         }
         halt.containers.push(container);
     }

@@ -9,7 +9,7 @@ use smelt_store::{RunId, Store, StoreError};
 use smelt_watch::Cgroups;
 
 use crate::boot::boot_id;
-use crate::containers;
+use crate::containers::{self, Engines};
 use crate::orphans;
 use crate::recorded::{self, Death};
 use crate::swap;
@@ -84,9 +84,15 @@ pub fn clear_dead_runs(
 /// Kills containers that its stages have started since it began.
 fn end_containers(store: &Store, run: &RunId) {
     let work = store.root().join("work").join(run.as_str());
-    let Ok(began) = fs::metadata(&work).and_then(|stat| stat.created()) else { return };
+    let engines = Engines::of(&[]);
     for entry in fs::read_dir(&work).into_iter().flatten().flatten() {
-        containers::end(&containers::notes(&entry.path()), began, &containers::of_process());
+        let notes = containers::notes(&entry.path());
+        // Some file systems do not tell when a folder was made; its first note was written soon after.
+        let made =
+            fs::metadata(&notes).and_then(|stat| stat.created().or_else(|_| stat.modified()));
+        if let Ok(made) = made {
+            containers::end(&notes, made, &engines);
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::sys::prctl;
 use nix::sys::wait::WaitStatus;
@@ -36,7 +37,8 @@ pub fn main(program: &OsString, arguments: &[OsString]) -> u8 {
 fn lead(program: &OsString, arguments: &[OsString]) -> io::Result<u8> {
     leave_terminal()?;
     prctl::set_child_subreaper(true)?;
-    let name = format!("smelt-lead-{}", std::process::id());
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let name = format!("smelt-lead-{}-{}", std::process::id(), since.as_nanos());
     let following = Following::begin(std::env::temp_dir().join(name));
     let child = Command::new(program)
         .args(arguments)

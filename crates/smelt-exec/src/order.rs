@@ -11,6 +11,7 @@ use smelt_plan::{StageId, StageName};
 use smelt_watch::{Disks, Short};
 
 use crate::confine::{Network, SHARED, Space, Strict, Way, Writes};
+use crate::containers::Engines;
 
 /// What the caller turns into a [`ProcessSpec`]: one attempt and where its inputs and output lie.
 pub struct Task<'a> {
@@ -155,6 +156,8 @@ pub(crate) struct ShimOrder {
     pub(crate) must_hold: bool,
     /// How long it may run, for the case that the supervisor cannot look.
     pub(crate) time_max: Option<Duration>,
+    /// By whom containers are ended that it starts, where it could start some.
+    pub(crate) engines: Option<Engines>,
 }
 
 /// How the stage's leader ended, as the shim saw it.

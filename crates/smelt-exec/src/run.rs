@@ -858,13 +858,13 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     /// Where names lie that lead to container engines, for a program that could call one.
     fn engines(&self, order: &ProcessSpec) -> Option<PathBuf> {
         let is_ours = order.argv.first().is_some_and(|program| program == OURSELVES);
-        let (_, path) = order.env.iter().find(|(name, _)| name == "PATH")?;
+        let (_, path) = order.env.iter().rfind(|(name, _)| name == "PATH")?;
         if is_ours || order.strict.is_some() {
             return None;
         }
         let put = || {
             let engines = Some(containers::engines_in(path)).filter(|found| !found.is_empty())?;
-            let folder = self.runner.run.work_dir("bin").ok()?;
+            let folder = self.runner.store.root().join("bin");
             containers::put_names(&folder, &engines).ok()?;
             Some(folder)
         };

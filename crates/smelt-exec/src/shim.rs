@@ -79,9 +79,10 @@ fn lead(space: Space, is_mapped: bool) -> io::Result<()> {
     let mut ground = confine::prepare(space, is_mapped);
     let (sender, orders) = sync_channel(1);
     thread::spawn(move || obey(&sender));
-    while let Ok(ShimOrder { order, log, scratch, store, must_hold, .. }) = orders.recv() {
+    while let Ok(ShimOrder { order, log, scratch, store, must_hold, engines, .. }) = orders.recv() {
         let before = Usage::of_children();
-        containers::follow_own(containers::notes(&scratch), SystemTime::now(), order.env.clone());
+        let notes = containers::notes(&scratch);
+        containers::follow_led(notes, SystemTime::now(), engines.unwrap_or_default());
         let report = match start(&order, &scratch, &store, must_hold, &ground, &mut kept) {
             Ok((leader, output, held)) => {
                 let disks = order.disks(&scratch);
@@ -315,7 +316,10 @@ fn attend(leader: Pid, copier: Copier, before: &Usage, mut disks: Disks) -> Shim
     let status = reap_until(leader);
     // Who is left may remove files yet, and so do we.
     let short = disks.look();
-    let leftovers = containers::end_own() + end_tree();
+    let mut leftovers = containers::end_led() + end_tree();
+    if leftovers > 0 || IS_ENDING.load(Ordering::SeqCst) {
+        leftovers += containers::end_late();
+    }
     // Every writer of the pipe is dead, so the copier comes to the end.
     let log_error = copier.join().ok().flatten();
     let after = Usage::of_children();
@@ -455,7 +459,7 @@ fn halt_tree() {
 /// pass, and a killed parent's children come to us.
 fn kill_tree() {
     // First, so that their monitors can still clear up.
-    containers::end_own();
+    containers::end_led();
     let begin = Instant::now();
     while signal_tree(Signal::SIGKILL) > 0 {
         // Whoever cannot die within this is stuck in the kernel, and waiting longer is no cure.

@@ -236,10 +236,7 @@ mod tests {
     fn files_are_cut_where_they_always_were() {
         let first = chunks(&random_bytes(1, 1 << 20));
         let bytes: Vec<u32> = first.iter().map(|chunk| chunk.bytes).collect();
-        assert_eq!(
-            bytes,
-            [134_088, 123_224, 72_754, 357_602, 112_863, 140_760, 107_285]
-        );
+        assert_eq!(bytes, [134_088, 123_224, 72_754, 357_602, 112_863, 140_760, 107_285]);
     }
 
     #[test]

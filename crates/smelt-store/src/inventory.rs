@@ -238,7 +238,7 @@ impl Store {
             let bytes = bytes_below(disk, &path)?;
             inventory.quarantined.push(QuarantinedItem { name, bytes, used_ns });
         }
-        for dir in [layout.work(), layout.trash(), layout.pulls()] {
+        for dir in [layout.work(), layout.trash(), layout.pulls(), layout.kept()] {
             inventory.work_bytes += bytes_below(disk, &dir)?;
         }
         let parts = [layout.seals(), layout.roots(), layout.runs()];

@@ -130,6 +130,10 @@ impl Layout {
         self.root.join("pulls")
     }
 
+    pub(crate) fn kept(&self) -> PathBuf {
+        self.root.join("kept")
+    }
+
     pub(crate) fn quarantine(&self) -> PathBuf {
         self.root.join("quarantine")
     }

@@ -50,7 +50,12 @@ impl Store {
     /// # Errors
     /// If it cannot be made.
     pub fn kept_dir(&self, key: &Digest) -> Result<PathBuf, StoreError> {
-        self.pull_dir(&kept(key))
+        self.refuse_read_only("keep")?;
+        make_dir(self.disk(), &self.layout().kept())?;
+        let dir = self.layout().kept().join(key.to_string());
+        make_dir(self.disk(), &dir)?;
+        let _ = File::open(&dir).and_then(|dir| dir.set_modified(SystemTime::now()));
+        Ok(dir)
     }
 
     /// Removes that, once the stage is sealed.
@@ -58,7 +63,7 @@ impl Store {
     /// # Errors
     /// If it cannot be removed.
     pub fn remove_kept(&self, key: &Digest) -> Result<(), StoreError> {
-        let dir = self.layout().pulls().join(kept(key).to_string());
+        let dir = self.layout().kept().join(key.to_string());
         if self.disk().lstat(&dir).is_ok() {
             remove_tree(self.disk(), &dir)?;
         }
@@ -80,36 +85,38 @@ impl Store {
         self.disk().lstat(&self.layout().pulls()).is_ok()
     }
 
-    /// Removes what nobody has gone on with for so long.
+    /// Removes what nobody has gone on with for so long, and what stages have kept for so long.
     ///
     /// # Errors
     /// If it cannot be listed or removed.
     pub fn clear_pulls(&self, age: Duration, now: SystemTime) -> Result<(), StoreError> {
         self.refuse_read_only("clear")?;
-        let (disk, pulls) = (self.disk(), self.layout().pulls());
-        if disk.lstat(&pulls).is_err() {
-            return Ok(());
-        }
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let since = i64::try_from(now.saturating_sub(age).as_nanos()).unwrap_or(i64::MAX);
-        for name in names(disk, &pulls)? {
+        for folder in [self.layout().pulls(), self.layout().kept()] {
+            self.clear_old(&folder, since)?;
+        }
+        Ok(())
+    }
+
+    fn clear_old(&self, folder: &Path, since_ns: i64) -> Result<(), StoreError> {
+        let disk = self.disk();
+        if disk.lstat(folder).is_err() {
+            return Ok(());
+        }
+        for name in names(disk, folder)? {
             let Ok(key) = name.trim_end_matches(PLACES).parse::<Digest>() else { continue };
             let Some(_lock) = self.try_lock_key(&key)? else { continue };
-            let path = pulls.join(&name);
+            let path = folder.join(&name);
             let Some(stat) = present(disk.lstat(&path)).map_err(fault("look at", &path))? else {
                 continue;
             };
-            if stat.mtime_ns < since {
+            if stat.mtime_ns < since_ns {
                 remove_tree(disk, &path)?;
             }
         }
         Ok(())
     }
-}
-
-/// No key of an output, whose own directory has files of that output alone.
-fn kept(key: &Digest) -> Digest {
-    Digest::of(format!("kept by {key}").as_bytes())
 }
 
 #[cfg(test)]
@@ -124,9 +131,14 @@ mod tests {
         let key = Digest::of(b"a stage");
         store.remove_kept(&key).unwrap();
         fs::write(store.kept_dir(&key).unwrap().join("found"), "half").unwrap();
-        assert!(!store.pull_dir(&key).unwrap().join("found").exists());
+        assert!(!store.has_pulls(), "nothing came from elsewhere");
+        let (day, now) = (Duration::from_secs(86_400), SystemTime::now());
+        store.clear_pulls(day, now).unwrap();
         assert!(store.kept_dir(&key).unwrap().join("found").exists());
         store.remove_kept(&key).unwrap();
+        assert!(!store.kept_dir(&key).unwrap().join("found").exists());
+        fs::write(store.kept_dir(&key).unwrap().join("found"), "half").unwrap();
+        store.clear_pulls(day, now + 2 * day).unwrap();
         assert!(!store.kept_dir(&key).unwrap().join("found").exists());
     }
 

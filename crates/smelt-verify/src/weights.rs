@@ -180,7 +180,7 @@ impl Weights {
         Some(format!("{what} has other weights than the checkpoint: {named}{more}"))
     }
 
-    /// Compares tensors; `told` hears of each, before it is compared, how many numbers were.
+    /// Compares tensors; `told` hears of each, when its first block has been compared, how many numbers came before it.
     ///
     /// Threads share the blocks of all of them: those of a small model have one each.
     fn take(

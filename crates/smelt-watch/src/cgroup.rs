@@ -30,6 +30,8 @@ const PREFIX: &str = "smelt-";
 /// A group whose processes were just killed is busy until the kernel has let go of them.
 const REMOVE_TRIES: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(2);
+/// What is killed is in its group until the kernel has let go of it.
+const KILL_PASSES: u32 = 100;
 /// How deep engines put groups: below slices of users and services.
 const CONTAINER_DEPTH_MAX: u32 = 8;
 /// Machines have some hundred groups.
@@ -180,14 +182,24 @@ impl Group {
         pids
     }
 
-    /// Kills all its processes; false where some are not ours to kill.
+    /// Kills all its processes; false where some are left: they are not ours to kill, or multiply faster.
     pub fn kill(&self) -> bool {
         // What is born meanwhile it kills, too, where there is such a file.
         let dir = self.hierarchy_of_2().unwrap_or(&self.memory);
         let _ = fs::write(dir.join("cgroup.kill"), "1");
-        let pids = self.pids_below().into_iter();
-        let kill = |pid: u32| kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
-        pids.map(kill).all(|killed| killed != Err(Errno::EPERM))
+        for _ in 0..KILL_PASSES {
+            let pids = self.pids_below();
+            let killed =
+                pids.iter().map(|pid| kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL));
+            if killed.filter(|killed| *killed == Err(Errno::EPERM)).count() > 0 {
+                return false;
+            }
+            if pids.is_empty() {
+                return true;
+            }
+            thread::sleep(REMOVE_PAUSE);
+        }
+        false
     }
 
     /// Halts all its processes, or lets them go on; false where the kernel has no such group, or it is not ours to halt.

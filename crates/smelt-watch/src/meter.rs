@@ -60,6 +60,8 @@ pub struct Meter {
     group: Option<Group>,
     /// Containers that it has started.
     containers: Vec<Adopted>,
+    /// The most that was charged to all of them at once, in bytes.
+    containers_peak_bytes: u64,
     /// What the kernel keeps the group within.
     limit_bytes: Option<u64>,
     /// The ends of its tasks, where the kernel tells of them.
@@ -124,6 +126,7 @@ impl Meter {
             roster: Roster::new(),
             group,
             containers: Vec::new(),
+            containers_peak_bytes: 0,
             limit_bytes: None,
             followed: listener.exits.as_ref().map(|exits| exits.follow(leader)),
             has_waits: listener.has_waits,
@@ -206,7 +209,7 @@ impl Meter {
         let sample = self.roster.sample(&pids, self.followed.is_some())?;
         let machine = Machine::read(&self.root);
         self.peaks.take(&sample, &machine);
-        self.containers.iter_mut().for_each(Adopted::look);
+        self.look_at_containers();
         self.peaks
             .take_page_cache(self.group.as_ref().and_then(|group| group.held().page_cache_bytes));
         if let Some(said) = self.board.as_ref().and_then(|board| board.latest()) {
@@ -223,6 +226,14 @@ impl Meter {
         });
         self.stalled_us = stalled_us;
         Some(sample)
+    }
+
+    /// Containers end one by one, so what they hold together is what they hold now, or what one has held.
+    fn look_at_containers(&mut self) {
+        self.containers.iter_mut().for_each(Adopted::look);
+        let now = self.containers.iter().filter_map(|one| one.group.charged_bytes()).sum();
+        let one = self.containers.iter().map(|one| one.peak_bytes).max().unwrap_or(0);
+        self.containers_peak_bytes = self.containers_peak_bytes.max(now).max(one);
     }
 
     /// The processes that the leader leads.
@@ -246,13 +257,12 @@ impl Meter {
     pub fn finish(mut self) -> (Measured, Option<Group>) {
         let mut group = Counters::default();
         let mut name = PROC;
-        self.containers.iter_mut().for_each(Adopted::look);
+        self.look_at_containers();
         if let Some(own) = &self.group {
             let (held, counters) = own.account();
             self.peaks.take_page_cache(held.page_cache_bytes);
-            let of_containers: u64 = self.containers.iter().map(|one| one.peak_bytes).sum();
-            self.peaks.cgroup_peak_bytes =
-                own.peak_bytes().map(|bytes| bytes.saturating_add(of_containers));
+            let more = self.containers_peak_bytes;
+            self.peaks.cgroup_peak_bytes = own.peak_bytes().map(|bytes| bytes.saturating_add(more));
             group = counters;
             let kills: u64 = self.containers.iter().map(|one| one.oom_kills).sum();
             group.oom_kills = group.oom_kills.map(|own| own + kills);

@@ -37,7 +37,7 @@ fn an_engine_keeps_the_tactics_it_was_built_with() {
         assert_eq!(read(engine, "engine.json")["engine"]["tactics"], tactics, "{engine}");
     }
     // What it would have kept for a later attempt is gone.
-    assert_eq!(fs::read_dir(world.path("cache/pulls")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(world.path("cache/kept")).unwrap().count(), 0);
 
     let again = world.run(&[]);
     assert!(statuses(&again).contains(&"tune hit".to_owned()), "{again}");

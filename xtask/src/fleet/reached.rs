@@ -13,8 +13,8 @@ use serde_json::Value;
 use super::leases::until;
 use super::workers::{ENGINE, pipeline, slow, with_cuda};
 use super::{Board, Daemon, PICTURE, text};
-use crate::debian;
 use crate::server::free_port;
+use crate::{debian, root};
 
 /// What such a version of CUDA is not.
 const OTHER_CUDA: &str = "12.8.1";
@@ -111,6 +111,10 @@ fn nobody_else_vouches_for_it(host: &Host, demo: &str) -> Result<()> {
 /// Ctrl-C, a host that is killed: what the board builds ends; what it has of the files it keeps.
 fn what_nobody_waits_for_ends(host: &Host, work: &Path, reached: &Reached) -> Result<()> {
     let pipeline = slow(work)?;
+    // One that talks meets a line that has broken as it speaks.
+    let quiet = fs::read_to_string(&pipeline)?;
+    let talks = "sh -c 'while sleep 0.2; do date; done' & sleep $SLOW; kill $!;";
+    fs::write(&pipeline, quiet.replace("sleep $SLOW;", talks))?;
     let seconds = format!("seconds={SECONDS}");
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
         let log = work.join("slow.log");
@@ -201,10 +205,18 @@ impl Reached {
         );
         script(&smelt, &own)?;
         let keys = "mkdir -p -m 700 ~/.ssh && mount -t tmpfs -o mode=700 none ~/.ssh && cp \"$0.pub\" ~/.ssh/authorized_keys && chmod 600 ~/.ssh/authorized_keys";
+        // What the inputs were made of is on the host alone.
+        let hidden = format!("mount -t tmpfs none {}", root().join("tests").display());
         let serve =
             format!("exec dropbear -F -E -s -p 127.0.0.1:{port} -r {host_key} -P {}", file("pid"));
         let mut server = Command::new("unshare");
-        server.args(["-m", "sh", "-c", &format!("{} && {keys} && {serve}", with_cuda()), &key]);
+        server.args([
+            "-m",
+            "sh",
+            "-c",
+            &format!("{} && {keys} && {hidden} && {serve}", with_cuda()),
+            &key,
+        ]);
         let server = Daemon::start(&mut server, port, &work.join("dropbear.log"))?;
         Ok(Self { board, bin, smelt, port, _server: server })
     }

@@ -376,7 +376,9 @@ mod tests {
         assert_eq!(only(vec![input.clone()], &sent), Ok(input.clone()), "it may be the same bytes");
         let refused = |outputs| only(outputs, &sent).unwrap_err();
         assert!(refused(vec![]).contains("nothing"));
-        assert!(refused(vec![output("a tool of the host's", vec![]), good.clone()]).contains("more"));
+        assert!(
+            refused(vec![output("a tool of the host's", vec![]), good.clone()]).contains("more")
+        );
         let strange = output("strange", vec![Digest::of(b"another")]);
         assert!(refused(vec![strange]).contains("refers to one"));
         let lying = BundledOutput { tree: Digest::of(b"another"), ..good.clone() };

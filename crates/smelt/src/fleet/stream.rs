@@ -90,7 +90,9 @@ pub(crate) fn send(
         let path = folder.join(&entry.path);
         let copied = File::open(&path).and_then(|mut file| {
             if file.metadata()?.len() != entry.size {
-                return Err(io::Error::other("it is not what was sealed any more: smelt cache fsck"));
+                return Err(io::Error::other(
+                    "it is not what was sealed any more: smelt cache fsck",
+                ));
             }
             file.seek(SeekFrom::Start(part.from))?;
             copy(&mut file, rest, to, told)

@@ -19,6 +19,7 @@ use self::timings::Timings;
 use super::Worker;
 use super::llm_engine_build::compiled;
 use super::request::{Request, say};
+use crate::device::fact_of;
 use crate::exit::{Exit, Failed};
 
 pub(super) const WORKER: Worker = Worker { compiles_kernels: true, ..Worker::new(run) };
@@ -53,7 +54,8 @@ fn of_card(request: &Request, target: CudaTarget) -> Result<CardTactics, Failed>
     let kernels = compiled(&set, target)?;
     let card = TunedCard::of(driver.card(), target);
     let digest = Digest::of(&kernels).to_string();
-    let mut timings = Timings::open(request.kept.as_deref(), &card, &digest);
+    let conditions = ["power-mode", "gpu-driver"].map(fact_of).to_vec();
+    let mut timings = Timings::open(request.kept.as_deref(), (&card, &digest), conditions);
     if timings.count() > 0 {
         say(&format!("{} kernels were timed before this was interrupted", timings.count()));
     }

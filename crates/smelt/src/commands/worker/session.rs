@@ -114,8 +114,8 @@ fn build(
     to: &mut impl Write,
     stop: &Arc<AtomicBool>,
 ) -> Result<Outcome, Failed> {
-    let mut running =
-        Running::start(&place.flags(&work.request, flags), Lines::Kept).map_err(|error| cannot(&error))?;
+    let mut running = Running::start(&place.flags(&work.request, flags), Lines::Kept)
+        .map_err(|error| cannot(&error))?;
     let mut told = String::new();
     loop {
         let line = running.line();
@@ -190,7 +190,8 @@ fn trees(loaded: &Loaded, work: &SessionWork) -> Result<BTreeMap<StageId, Digest
     for need in plan.stage(plan.find(&work.request.stage)?).needs() {
         let stage = plan.stage(need);
         let sent = work.request.inputs.get(stage.name.as_str()).map(|input| input.tree);
-        let own = || Some(store.lookup(&store.resolve(&stage.recipe_key).ok()??).ok()?.hit()?.digest);
+        let own =
+            || Some(store.lookup(&store.resolve(&stage.recipe_key).ok()??).ok()?.hit()?.digest);
         if let Some(tree) = sent.or_else(own) {
             trees.insert(need, tree);
         }

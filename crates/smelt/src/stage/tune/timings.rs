@@ -21,6 +21,8 @@ struct Whose {
     card: TunedCard,
     /// The digest of the kernels.
     kernels: String,
+    /// How fast the board lets it run, where it says so, and by which driver: times of two of them cannot be compared.
+    conditions: Vec<Option<String>>,
 }
 
 /// What was timed: form, rows, columns, tokens and the kernel's name.
@@ -40,9 +42,13 @@ pub(super) struct Timings {
 
 impl Timings {
     /// Those that an earlier attempt has kept in a folder.
-    pub(super) fn open(folder: Option<&Path>, card: &TunedCard, kernels: &str) -> Self {
+    pub(super) fn open(
+        folder: Option<&Path>,
+        (card, kernels): (&TunedCard, &str),
+        conditions: Vec<Option<String>>,
+    ) -> Self {
         let Some(folder) = folder else { return Self::default() };
-        let whose = Whose { card: card.clone(), kernels: kernels.to_owned() };
+        let whose = Whose { card: card.clone(), kernels: kernels.to_owned(), conditions };
         let path = folder.join(FILE);
         let (known, whole) = read(&path, &whose);
         let mut open = OpenOptions::new();
@@ -146,8 +152,9 @@ mod tests {
     #[test]
     fn what_was_timed_is_not_timed_again() {
         let dir = tempfile::tempdir().unwrap();
-        let open =
-            |name: &str, kernels: &str| Timings::open(Some(dir.path()), &card(name), kernels);
+        let open = |name: &str, kernels: &str| {
+            Timings::open(Some(dir.path()), (&card(name), kernels), vec![Some("15W".to_owned())])
+        };
         let mut first = open("Orin", "k1");
         assert_eq!(timed(&mut first, 64, Some(0.5)), (Some(0.5), true));
         assert_eq!(timed(&mut first, 128, None), (None, true));
@@ -164,12 +171,16 @@ mod tests {
         assert_eq!(open("Orin", "k2").count(), 0);
         assert_eq!(open("Orin", "k1").count(), 0);
         assert_eq!(open("Thor", "k1").count(), 0);
+        timed(&mut open("Thor", "k1"), 64, Some(0.5));
+        let other_mode = vec![Some("MAXN".to_owned())];
+        let other_mode = Timings::open(Some(dir.path()), (&card("Thor"), "k1"), other_mode);
+        assert_eq!(other_mode.count(), 0, "times of two power modes are not compared");
     }
 
     #[test]
     fn a_line_that_was_cut_off_is_timed_again_and_harms_no_other() {
         let dir = tempfile::tempdir().unwrap();
-        let open = || Timings::open(Some(dir.path()), &card("Orin"), "k");
+        let open = || Timings::open(Some(dir.path()), (&card("Orin"), "k"), Vec::new());
         let mut first = open();
         for rows in [64, 128] {
             timed(&mut first, rows, Some(0.5));
@@ -192,9 +203,9 @@ mod tests {
 
     #[test]
     fn without_a_folder_all_is_timed() {
-        let mut none = Timings::open(None, &card("Orin"), "k");
+        let mut none = Timings::open(None, (&card("Orin"), "k"), Vec::new());
         assert_eq!(timed(&mut none, 64, Some(0.5)), (Some(0.5), true));
-        let mut gone = Timings::open(Some(Path::new("/nowhere")), &card("Orin"), "k");
+        let mut gone = Timings::open(Some(Path::new("/nowhere")), (&card("Orin"), "k"), Vec::new());
         assert_eq!(timed(&mut gone, 64, Some(0.5)), (Some(0.5), true));
     }
 }
