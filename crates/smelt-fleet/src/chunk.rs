@@ -27,10 +27,10 @@ struct Sizes {
 }
 
 impl Sizes {
-    /// Of an output of so many bytes: small chunks share more, and of a large one they would be too many, for an entry and for a
+    /// By the size of the file: small chunks share more, and of a large one they would be too many, for an entry and for a
     /// server, which takes longer for each.
-    const fn of(output_bytes: u64) -> Self {
-        match output_bytes {
+    const fn of(file_bytes: u64) -> Self {
+        match file_bytes {
             0..0x4000_0000 => Self { least: 64 << 10, usual: 128 << 10, most: 1 << 20 },
             _ => Self { least: 256 << 10, usual: 512 << 10, most: CHUNK_BYTES_MAX },
         }
@@ -67,12 +67,9 @@ impl Chunk {
     }
 }
 
-/// The chunks of a file of an output of so many bytes, with their content, one after the other.
-pub fn cut(
-    file: impl Read,
-    output_bytes: u64,
-) -> impl Iterator<Item = io::Result<(Chunk, Vec<u8>)>> {
-    let Sizes { least, usual, most } = Sizes::of(output_bytes);
+/// The chunks of a file of so many bytes, with their content, one after the other.
+pub fn cut(file: impl Read, bytes: u64) -> impl Iterator<Item = io::Result<(Chunk, Vec<u8>)>> {
+    let Sizes { least, usual, most } = Sizes::of(bytes);
     let chunk = |cut: Result<ChunkData, fastcdc::v2020::Error>| {
         let data = cut.map_err(io::Error::from)?.data;
         Ok((Chunk::of(&data), data))
@@ -240,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_output_of_each_size_has_fewer_chunks_than_an_entry_takes() {
+    fn the_largest_file_of_each_size_has_fewer_chunks_than_an_entry_takes() {
         for largest in [0x3fff_ffff, 18 << 30] {
             let Sizes { least, usual, most } = Sizes::of(largest);
             assert!(least < usual && usual < most && most <= CHUNK_BYTES_MAX);

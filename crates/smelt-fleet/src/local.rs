@@ -16,12 +16,12 @@ pub struct LocalChunks {
 }
 
 impl LocalChunks {
-    /// Adds those of a file, cut as the output of so many bytes was that may share them.  One that cannot be read has none.
-    pub fn add(&mut self, path: &Path, output_bytes: u64) {
+    /// Adds those of a file of so many bytes.  One that cannot be read has none.
+    pub fn add(&mut self, path: &Path, bytes: u64) {
         let Ok(file) = File::open(path) else { return };
         self.files.push(path.to_owned());
         let mut at = 0;
-        for (chunk, _) in cut(file, output_bytes).map_while(Result::ok) {
+        for (chunk, _) in cut(file, bytes).map_while(Result::ok) {
             self.places.entry(chunk).or_insert((self.files.len() - 1, at));
             at += u64::from(chunk.bytes);
         }

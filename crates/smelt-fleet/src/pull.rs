@@ -166,11 +166,10 @@ fn blob(remote: &dyn Remote, blob: Blob, what: &'static str) -> Result<Vec<u8>, 
 impl Offer {
     /// The chunks of outputs that are here, of which this one may be another version: of all their files, since one may have
     /// got another name.
-    pub fn local(&self, older: &[Sealed]) -> LocalChunks {
+    pub fn local(older: &[Sealed]) -> LocalChunks {
         let mut local = LocalChunks::default();
-        let bytes = self.vouched.statement.files.bytes();
         for Sealed { folder, files, .. } in older {
-            files.iter().for_each(|(path, _)| local.add(&folder.join(path), bytes));
+            files.iter().for_each(|(path, bytes)| local.add(&folder.join(path), *bytes));
         }
         local
     }

@@ -122,7 +122,7 @@ struct Piece {
 
 /// Cuts files, a window after the other, until all are cut or nobody takes them any more.
 fn cut_files(files: &Manifest, folder: &Path, to: &SyncSender<Result<Vec<Piece>, PushError>>) {
-    let (mut window, mut held, all) = (Vec::new(), 0, files.bytes());
+    let (mut window, mut held) = (Vec::new(), 0);
     for (file, entry) in files.files().iter().enumerate() {
         let path = folder.join(&entry.path);
         let failed = |source| PushError::Read { path: path.clone(), source };
@@ -130,7 +130,7 @@ fn cut_files(files: &Manifest, folder: &Path, to: &SyncSender<Result<Vec<Piece>,
             Ok(opened) => opened,
             Err(error) => return drop(to.send(Err(failed(error)))),
         };
-        for cut in cut(opened, all) {
+        for cut in cut(opened, entry.size) {
             let (chunk, content) = match cut {
                 Ok(cut) => cut,
                 Err(error) => return drop(to.send(Err(failed(error)))),

@@ -334,7 +334,7 @@ fn what_is_here_is_not_fetched() {
     world.push().unwrap();
     let found = world.offer(Key::Content(world.statement.key)).unwrap().unwrap();
     fs::rename(old.join("deep/weights.bin"), old.join("model.bin")).unwrap();
-    let local = found.local(&[sealed(&old, &["model.bin", "none"])]);
+    let local = Offer::local(&[sealed(&old, &["model.bin", "none"])]);
     let fetched = found.fetch(&world.server, &local, (&new, None), &mut |_| true).unwrap();
     assert!(fetched.bytes < 600_000 && fetched.local > 1_900_000, "{fetched:?}");
     world.check(&new);

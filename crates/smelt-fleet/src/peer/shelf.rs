@@ -112,12 +112,11 @@ impl Shelf {
 
     fn add(&self, output: &Sealed, stop: &AtomicBool) {
         self.state().begin(output.tree, &[&output.folder]);
-        let all = output.bytes();
-        for (path, _) in &output.files {
+        for (path, bytes) in &output.files {
             // What cannot be read is not served.
             let Ok(file) = File::open(output.folder.join(path)) else { continue };
             let mut at = 0;
-            for (chunk, _) in cut(file, all).map_while(Result::ok) {
+            for (chunk, _) in cut(file, *bytes).map_while(Result::ok) {
                 if stop.load(Ordering::Relaxed) {
                     return;
                 }

@@ -13,7 +13,7 @@ use smelt_store::{Digest, FileEntry, Manifest};
 
 use super::{NOW, Server, sealed, statement, trusting};
 use crate::keys::SigningKey;
-use crate::pull::{PullError, offer};
+use crate::pull::{Offer, PullError, offer};
 use crate::push::push;
 use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
 use crate::statement::Statement;
@@ -199,7 +199,7 @@ impl World {
         assert_eq!(found.vouched.statement, *wanted, "world {seed}: of another version");
         let names: Vec<&str> = wanted.files.files().iter().map(|it| it.path.as_str()).collect();
         let older: Vec<_> = (0..version).map(|it| sealed(&self.pulled(it), &names)).collect();
-        let (local, into, mut left) = (found.local(&older), self.pulled(version), patience);
+        let (local, into, mut left) = (Offer::local(&older), self.pulled(version), patience);
         let fetched = found.fetch(line, &local, (&into, None), &mut |_| {
             left = left.saturating_sub(1);
             left > 0

@@ -542,7 +542,7 @@ impl<'a> Pulling<'a> {
     fn fetch(&mut self, offer: &Offer, key: &Digest, folder: &Path) -> Result<(), Failed> {
         let statement = &offer.vouched.statement;
         let fleet = self.fleet.expect("somebody offered it");
-        let local = offer.local(&self.older(&statement.provenance)?);
+        let local = Offer::local(&self.older(&statement.provenance)?);
         let (name, all) = (&statement.provenance.stage, statement.files.bytes());
         let (mut done, telling, stop) = (0, &mut self.telling, self.stop);
         let mut told = |some: u64| {

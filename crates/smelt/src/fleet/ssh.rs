@@ -123,11 +123,14 @@ impl Workers<'_> {
             .collect();
         let mut all = outputs(&self.loaded.store, &leaving)?;
         for (output, _) in &mut all {
-            let asked = asking.inputs.iter().find(|input| input.tree == output.tree);
-            let asked = asked.and_then(|input| input.key);
-            // Each comes once, under the key by which it is meant.
-            let at = output.keys.iter().position(|key| Some(key.key) == asked).unwrap_or(0);
-            output.keys = vec![output.keys.swap_remove(at)];
+            // Each comes under the keys by which it is meant; what another one refers to, under any.
+            let first = output.keys.first().cloned();
+            let is_meant =
+                |key: &BundledKey| asking.inputs.iter().any(|it| it.key == Some(key.key));
+            output.keys.retain(is_meant);
+            if output.keys.is_empty() {
+                output.keys.extend(first);
+            }
         }
         Ok(all)
     }
@@ -139,9 +142,12 @@ impl Workers<'_> {
         (work, sent): (&SessionWork, &[(BundledOutput, PathBuf)]),
         say: &dyn Fn(String),
     ) -> Result<SessionOutcome, Failed> {
-        let address = line.address;
+        let (address, mut is_sent) = (line.address, false);
         loop {
             match line.hear::<Saying>()? {
+                Saying::Lacks(_) if std::mem::replace(&mut is_sent, true) => {
+                    return Err(line.odd("it asks twice for what it was sent"));
+                }
                 Saying::Lacks(parts) => {
                     let mut share = Share::of(bytes_of(&parts, &work.outputs));
                     let mut told = |some| {

@@ -1,5 +1,6 @@
 //! Moves the files of outputs over one stream.  What is there is not sent again, also of a move that was cut short.
 
+use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek as _, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt as _;
@@ -109,9 +110,13 @@ pub(crate) fn receive(
     from: &mut impl Read,
     told: &mut dyn FnMut(u64),
 ) -> Result<(), Failed> {
-    let outputs = incoming.outputs();
+    let (outputs, mut came) = (incoming.outputs(), HashSet::new());
     let sealed = incoming.seal(Draft::Kept, &mut |output, folder| {
-        let own: Vec<&Part> = parts.iter().filter(|part| part.output == output).collect();
+        // Of one that several keys lead to it comes for the first.
+        let is_first = came.insert(output);
+        let own: Vec<&Part> =
+            parts.iter().filter(|part| is_first && part.output == output).collect();
+        let known = if is_first { None } else { incoming.known_by_another_key(output) };
         let Some(folder) = folder else {
             // Another run has sealed it meanwhile; it comes all the same.
             let rest = own.iter().filter_map(|part| Some(part.entry(outputs)?.size - part.from));
@@ -120,6 +125,10 @@ pub(crate) fn receive(
         };
         for (file, entry) in outputs[output].files.files().iter().enumerate() {
             let path = folder.join(&entry.path);
+            if let Some(known) = &known {
+                take(&known.join(&entry.path), &path)
+                    .map_err(|error| cannot("copy", &path, &error))?;
+            }
             let begins = own.iter().find(|part| part.file == file).map(|part| part.from);
             let put = put(&path, entry, begins, from, told);
             put.map_err(|error| cannot("receive", &path, &error))?;
@@ -251,6 +260,19 @@ mod tests {
         sent[0].0.keys = vec![BundledKey::new(Digest::of(b"its key here"), Vec::new(), &json!({}))];
         assert_eq!(receive_of(&store, &sent, usize::MAX), (0, true));
         assert!(store.lookup(&Digest::of(b"its key here")).unwrap().hit().is_some());
+    }
+
+    #[test]
+    fn one_that_two_keys_lead_to_comes_once_and_counts_for_both() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut sent = sender(from.path());
+        let second = Digest::of(b"a second key");
+        sent[0].0.keys.push(BundledKey::new(second, Vec::new(), &json!({})));
+        let store = Store::open(to.path(), Wait::No).unwrap();
+        assert_eq!(receive_of(&store, &sent, usize::MAX), (2_500_002, true));
+        for key in [Digest::of(b"made"), second] {
+            assert_eq!(store.lookup(&key).unwrap().hit().unwrap().digest, sent[0].0.tree);
+        }
     }
 
     #[test]
