@@ -127,7 +127,8 @@ fn what_nobody_waits_for_ends(host: &Host, work: &Path, reached: &Reached) -> Re
         let ended = run.wait()?;
         ensure!(signal == Signal::SIGKILL || ended.code() == Some(6), "{ended}");
         until("the board ends it", || !is_running(&["sleep", SECONDS]))?;
-        until("its smelt ends", || !is_running(&["worker", "--session"]))?;
+        let smelt = reached.board.smelt.display().to_string();
+        until("its smelt ends", || !is_running(&[&smelt, "worker", "--session"]))?;
     }
     let done =
         host.output(&["run", &pipeline, "--set", "seconds=1", "--worker", &reached.address()])?;
