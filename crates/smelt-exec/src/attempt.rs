@@ -219,6 +219,8 @@ impl Attempt<'_> {
             None => None,
         };
         let (said, short) = self.watch(&mut shim, begin, &mut meter, &mut disks);
+        // Those whose notes are gone.
+        report.leftovers += meter.end_containers() as u32;
         let refused = self.refused(shim.process.id(), said.as_ref());
         let kept = self.part(shim, said.as_ref(), report);
         let holds_limit = meter.holds_limit();
@@ -387,7 +389,7 @@ impl Attempt<'_> {
         let _ = process.wait();
         self.shims.forget(process.id());
         if said.is_none() {
-            report.leftovers = orphans::kill_marked(&self.mark) as u32;
+            report.leftovers += orphans::kill_marked(&self.mark) as u32;
             report.leftovers += self.shims.kill_adopted() as u32;
             let notes = containers::notes(&self.scratch(process.id()));
             report.leftovers +=

@@ -9,23 +9,26 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Read as _};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{str, thread};
 
 use nix::fcntl::OFlag;
+use nix::unistd::{AccessFlags, access};
 use serde::{Deserialize, Serialize};
 use smelt_watch::{Cgroups, Group, Tree};
 
 /// The engines whose words are known.
 const ENGINES: [&str; 3] = ["docker", "podman", "nerdctl"];
+/// The word by which a name calls this program.
+const CALL: &str = "call-container-engine";
 /// Names the folder where it is noted what a stage starts.
 const NOTES: &str = "SMELT_CONTAINERS";
 /// The folder of that name lies among a stage's temporary files, where it may write.
@@ -73,9 +76,9 @@ const VALUED: [&str; 36] = [
 const VALUED_LETTERS: [&str; 5] = ["-H", "-a", "-c", "-l", "-n"];
 /// Notes of a stage that are looked at; it may have started a container each second for an hour.
 const NOTES_MAX: usize = 4096;
-/// Ids have 64 digits, and engines know them by twelve.
+/// Of an id, and the end of its line.
 const ID_BYTES_MAX: u64 = 256;
-const ID_DIGITS_MIN: usize = 12;
+const ID_DIGITS: usize = 64;
 /// Files for it that one command line names.
 const IDS_NAMED_MAX: usize = 4;
 /// Files carry the time of the kernel's last tick.
@@ -113,7 +116,7 @@ impl Engines {
     /// Those of this process; which of their daemons is meant says `stage`, the variables of a pipeline.
     pub(crate) fn of(stage: &[(String, String)]) -> Self {
         let path = env::var("PATH").unwrap_or_default();
-        let program = |name: &&str| Some(((*name).to_owned(), found(name, &path)?));
+        let program = |name: &&str| Some(((*name).to_owned(), found(name, &path, Path::new(""))?));
         let own = |name: &str| env::var(name).ok();
         let said = |name: &str| {
             let said = stage.iter().rfind(|(other, _)| other == name);
@@ -155,47 +158,57 @@ pub(crate) fn variable(scratch: &Path) -> (&'static str, PathBuf) {
 
 /// The engines that are in folders of `path`.
 pub(crate) fn engines_in(path: &str) -> Vec<&'static str> {
-    ENGINES.into_iter().filter(|name| found(name, path).is_some()).collect()
+    ENGINES.into_iter().filter(|name| found(name, path, Path::new("")).is_some()).collect()
 }
 
 /// Makes the names by which a stage calls engines lead to this program, in a folder that runs share.
+///
+/// Scripts, since who follows a link finds a program of another name.
 pub(crate) fn put_names(folder: &Path, engines: &[&str]) -> io::Result<()> {
     let own = env::current_exe()?;
+    let own = own.to_str().ok_or_else(|| io::Error::other("the path of smelt is no text"))?;
+    let script = format!("#!/bin/sh\nexec '{}' {CALL} \"$0\" \"$@\"\n", own.replace('\'', "'\\''"));
     fs::create_dir_all(folder)?;
     for name in engines {
-        let link = folder.join(name);
-        if fs::read_link(&link).is_ok_and(|target| target == own) {
+        let file = folder.join(name);
+        if fs::read(&file).is_ok_and(|text| text == script.as_bytes()) {
             continue;
         }
         let draft = folder.join(format!(".{name}-{}", std::process::id()));
-        let _ = fs::remove_file(&draft);
-        symlink(&own, &draft)?;
-        fs::rename(draft, link)?;
+        fs::write(&draft, &script)?;
+        fs::set_permissions(&draft, Permissions::from_mode(0o755))?;
+        fs::rename(draft, file)?;
     }
     Ok(())
 }
 
-/// An engine in a folder of `path`, which is not this program by that name.
-fn found(name: &str, path: &str) -> Option<PathBuf> {
-    let own = env::current_exe().ok();
-    let is_own = |file: &Path| own.is_some() && file.canonicalize().ok() == own;
+/// A program in a folder of `path` other than `but`.
+fn found(name: &str, path: &str, but: &Path) -> Option<PathBuf> {
     let folders = path.split(':').map(Path::new).filter(|folder| folder.is_absolute());
-    folders.map(|folder| folder.join(name)).find(|file| file.is_file() && !is_own(file))
+    let files = folders.filter(|folder| *folder != but).map(|folder| folder.join(name));
+    files.into_iter().find(|file| file.is_file() && access(file, AccessFlags::X_OK).is_ok())
 }
 
-/// Becomes the engine that a stage has called, if this program was started by such a name; gives why it could not.
-pub fn wrapped(arguments: &[OsString]) -> Option<io::Error> {
-    let (called, rest) = arguments.split_first()?;
-    let name = Path::new(called).file_name().and_then(OsStr::to_str)?;
-    let notes = PathBuf::from(env::var_os(NOTES)?);
-    if !ENGINES.contains(&name) {
-        return None;
+/// Becomes the engine that a stage has called by one of [`put_names`], if that is what this process was started for; gives why
+/// it could not.  Its flags are the engine's, so nobody else may read them.
+pub fn called(arguments: &[OsString]) -> Option<io::Error> {
+    match arguments {
+        [_, word, called, rest @ ..] if word == CALL => Some(call(Path::new(called), rest)),
+        _ => None,
     }
-    let Some(engine) = found(name, &env::var("PATH").unwrap_or_default()) else {
-        return Some(io::Error::other(format!("{name} is in no other folder of PATH")));
+}
+
+fn call(called: &Path, arguments: &[OsString]) -> io::Error {
+    let name = called.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    let own = called.parent().unwrap_or(Path::new(""));
+    let engine = found(name, &env::var("PATH").unwrap_or_default(), own);
+    let Some(engine) = engine.filter(|_| ENGINES.contains(&name)) else {
+        return io::Error::other(format!("{name} is in no other folder of PATH"));
     };
-    let rest = follow(name, rest, &notes).unwrap_or_else(|| rest.to_vec());
-    Some(Command::new(engine).args(rest).exec())
+    // Who has cleared the environment is not followed.
+    let notes = env::var_os(NOTES).map(PathBuf::from);
+    let told = notes.and_then(|notes| follow(name, arguments, &notes));
+    Command::new(engine).args(told.as_deref().unwrap_or(arguments)).exec()
 }
 
 /// The arguments by which an engine writes down what it starts, where the supervisor looks; nothing where it starts nothing,
@@ -203,9 +216,14 @@ pub fn wrapped(arguments: &[OsString]) -> Option<io::Error> {
 fn follow(name: &str, arguments: &[OsString], notes: &Path) -> Option<Vec<OsString>> {
     let words: Vec<&str> = arguments.iter().map(|word| word.to_str()).collect::<Option<_>>()?;
     let at = starts_at(&words)?;
-    let number = std::process::id();
+    // Numbers of processes come again, in name spaces of their own at once.
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let number = format!("{}-{since}", std::process::id());
     let own = notes.join(format!("{name}-{number}"));
     fs::create_dir_all(notes).ok()?;
+    // Where another user may not write an engine would refuse to start anything.
+    let probe = notes.join(format!(".{number}"));
+    File::create_new(&probe).and_then(|_| fs::remove_file(&probe)).ok()?;
     // What the caller names counts for the engine, which takes the last.  Behind an image it is the container's affair.
     for (at, named) in id_files(&words[at..]).enumerate() {
         let note = notes.join(format!("{name}-{number}-{at}"));
@@ -434,7 +452,7 @@ impl Container {
         let engine = ENGINES.into_iter().find(|known| *known == engine)?;
         let id = read_small(note)?;
         let id = str::from_utf8(&id).ok()?.trim();
-        let is_id = id.len() >= ID_DIGITS_MIN && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_id = id.len() == ID_DIGITS && id.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_id.then(|| Self { engine, id: id.to_owned() })
     }
 
@@ -488,24 +506,45 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_is_told_where_to_write_the_id_unless_it_was() {
-        let dir = tempfile::tempdir().unwrap();
-        let own = dir.path().join(format!("docker-{}", std::process::id()));
-        let check = |line: &str, expect: &str| {
-            let _ = fs::remove_file(&own);
+    fn an_engine_is_told_where_to_write_the_id_and_so_is_the_supervisor() {
+        let check = |line: &str, expect: &str, named: Option<&str>| {
+            let dir = tempfile::tempdir().unwrap();
             let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-            let told = follow("docker", &arguments, dir.path()).unwrap();
-            assert_eq!(words(&told), expect.replace("OWN", own.to_str().unwrap()));
+            let told = words(&follow("docker", &arguments, dir.path()).unwrap());
+            let own = told.split(' ').find(|word| word.starts_with(dir.path().to_str().unwrap()));
+            let own = own.unwrap();
+            assert_eq!(told, expect.replace("OWN", own));
+            // The engine takes the last of two, and neither is lost.
+            let links =
+                fs::read_dir(dir.path()).unwrap().map(|it| fs::read_link(it.unwrap().path()));
+            let links: Vec<PathBuf> = links.collect::<Result<_, _>>().unwrap();
+            assert_eq!(links.len(), usize::from(named.is_some()));
+            assert!(named.is_none_or(|named| links[0].ends_with(named)), "{links:?}");
         };
-        check("run --rm image", "run --cidfile OWN --rm image");
-        check("-D create i", "-D create --cidfile OWN i");
-        // The engine takes the last, and neither is lost.
-        let other = dir.path().join(format!("docker-{}-0", std::process::id()));
-        check("run --cidfile=/id i", "run --cidfile OWN --cidfile=/id i");
-        assert_eq!(fs::read_link(&other).unwrap(), Path::new("/id"));
-        fs::remove_file(&other).unwrap();
-        check("run i docker run --cidfile id", "run --cidfile OWN i docker run --cidfile id");
-        assert!(fs::read_link(&other).unwrap().ends_with("smelt-exec/id"));
+        check("run --rm image", "run --cidfile OWN --rm image", None);
+        check("-D create i", "-D create --cidfile OWN i", None);
+        check("run --cidfile=/id i", "run --cidfile OWN --cidfile=/id i", Some("id"));
+        let inner = "run i docker run --cidfile x";
+        check(inner, "run --cidfile OWN i docker run --cidfile x", Some("smelt-exec/x"));
+        let none = follow("docker", &["run".into(), "i".into()], Path::new("/proc/nowhere"));
+        assert_eq!(none, None, "who may not write there is not held up");
+    }
+
+    #[test]
+    fn a_name_leads_to_this_program_and_is_no_engine_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, other) = (dir.path().join("bin"), dir.path().join("other"));
+        put_names(&own, &["docker", "podman"]).unwrap();
+        put_names(&own, &["docker"]).unwrap();
+        let text = fs::read_to_string(own.join("docker")).unwrap();
+        assert!(text.contains(env::current_exe().unwrap().to_str().unwrap()), "{text}");
+        let path = format!("{}:{}", own.display(), other.display());
+        assert_eq!(found("docker", &path, &own), None);
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("docker"), "").unwrap();
+        assert_eq!(found("docker", &path, &own), None, "nobody may execute it");
+        fs::set_permissions(other.join("docker"), Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(found("docker", &path, &own), Some(other.join("docker")));
     }
 
     #[test]
@@ -535,7 +574,7 @@ mod tests {
     #[test]
     fn only_an_id_of_a_known_engine_counts() {
         let dir = tempfile::tempdir().unwrap();
-        let id = "0123456789ab".repeat(5);
+        let id = "0123456789abcdef".repeat(4);
         let put = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
         put("docker-1", &format!("{id}\n"));
         for (name, text) in [

@@ -859,12 +859,15 @@ impl<'h, 'scope, 'a: 'scope> Loop<'h, 'scope, 'a> {
     fn engines(&self, order: &ProcessSpec) -> Option<PathBuf> {
         let is_ours = order.argv.first().is_some_and(|program| program == OURSELVES);
         let (_, path) = order.env.iter().rfind(|(name, _)| name == "PATH")?;
-        if is_ours || order.strict.is_some() {
+        // A `PATH` has no names with colons in it.
+        let root = self.runner.store.root();
+        let has_colon = root.to_str().is_none_or(|root| root.contains(':'));
+        if is_ours || order.strict.is_some() || has_colon {
             return None;
         }
         let put = || {
             let engines = Some(containers::engines_in(path)).filter(|found| !found.is_empty())?;
-            let folder = self.runner.store.root().join("bin");
+            let folder = root.join("bin");
             containers::put_names(&folder, &engines).ok()?;
             Some(folder)
         };

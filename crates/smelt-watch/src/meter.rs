@@ -167,6 +167,16 @@ impl Meter {
         self.containers.push(Adopted { group: container, peak_bytes: 0, oom_kills: 0 });
     }
 
+    /// Kills the containers that still run; how many they were.
+    pub fn end_containers(&self) -> usize {
+        let runs = |one: &&Adopted| !one.group.pids_below().is_empty();
+        let running: Vec<&Adopted> = self.containers.iter().filter(runs).collect();
+        for one in &running {
+            let _ = one.group.kill();
+        }
+        running.len()
+    }
+
     /// Whether processes are its own that are not in its group.
     pub fn has_containers(&self) -> bool {
         !self.containers.is_empty()

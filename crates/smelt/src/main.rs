@@ -117,7 +117,7 @@ use crate::paint::When;
 fn main() -> ExitCode {
     bug::report();
     let arguments: Vec<_> = env::args_os().collect();
-    if let Some(error) = containers::wrapped(&arguments) {
+    if let Some(error) = containers::called(&arguments) {
         let message = format!("a container engine cannot be called: {error}");
         return ended(Err(Failed::new(Exit::StageFailed, message)));
     }

@@ -42,6 +42,10 @@ pub(crate) const SESSION: [&str; 2] = ["worker", "--session"];
 const TICK: Duration = Duration::from_millis(100);
 /// Of what it complains.
 const COMPLAINTS_BYTES_MAX: usize = 64 << 10;
+/// How long a machine may say nothing: it tells each minute that it builds, and hashes gigabytes in less.
+const SILENCE_MAX: Duration = Duration::from_secs(600);
+/// What cures a line that has broken.
+const AGAIN: &str = "the same command goes on where it was";
 /// So long it may take to say why it ends.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -150,7 +154,9 @@ impl Workers<'_> {
                 }
                 Saying::Lacks(parts) => {
                     let mut share = Share::of(bytes_of(&parts, &work.outputs));
+                    let moved = line.moved.clone();
                     let mut told = |some| {
+                        *locked(&moved) = Instant::now();
                         if let Some(share) = share.add(some) {
                             say(format!("{share} sent to {address}"));
                         }
@@ -180,11 +186,12 @@ impl Workers<'_> {
         let built = Built { stage: asking.stage, key, under: asking.key, inputs: &inputs };
         let plan: &Plan = &self.loaded.plan;
         let Some(said) = provenance.filter(|said| is_built_of(plan, &built, said)) else {
-            let message = format!(
-                "what it has built was made of something else, or in another way: there is smelt {}, here {TEXT}",
-                plain(version)
-            );
-            return Err(line.odd(&message).into());
+            let message = "what it has built was made of something else, or in another way";
+            let versions = match version == TEXT {
+                true => String::new(),
+                false => format!(": there is smelt {}, here {TEXT}", plain(version)),
+            };
+            return Err(line.odd(&format!("{message}{versions}")).into());
         };
         let record = own.keys.first().map(BundledKey::record).unwrap_or_default();
         own.keys = vec![BundledKey::new(asking.key, Vec::new(), &record)];
@@ -197,7 +204,9 @@ impl Workers<'_> {
         let parts = stream::missing(&incoming)?;
         line.say(&parts)?;
         let mut share = Share::of(bytes_of(&parts, &outputs));
+        let moved = line.moved.clone();
         let mut told = |some| {
+            *locked(&moved) = Instant::now();
             if let Some(share) = share.add(some) {
                 say(format!("{share} fetched from {machine}"));
             }
@@ -253,6 +262,9 @@ struct Line<'a> {
     /// What ssh, and smelt there, complain of.
     complaints: Arc<Mutex<Vec<u8>>>,
     is_over: Arc<AtomicBool>,
+    is_greeted: bool,
+    /// When anything was moved last.
+    moved: Arc<Mutex<Instant>>,
 }
 
 impl<'a> Line<'a> {
@@ -272,17 +284,22 @@ impl<'a> Line<'a> {
         let kept = Arc::clone(&complaints);
         thread::spawn(move || keep(&mut stderr, &kept));
         let (ended, over, stop) = (child.clone(), is_over.clone(), stop.clone());
+        let moved = Arc::new(Mutex::new(Instant::now()));
+        let last = moved.clone();
         thread::spawn(move || {
-            while !over.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
+            let is_silent = || locked(&last).elapsed() > SILENCE_MAX;
+            while !over.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) && !is_silent() {
                 thread::sleep(TICK);
             }
             let _ = locked(&ended).kill();
         });
-        Ok(Self { address, child, to, from, complaints, is_over })
+        Ok(Self { address, child, to, from, complaints, is_over, is_greeted: false, moved })
     }
 
     fn greeted(&mut self) -> Result<Greeting, Failed> {
-        greeted(&mut self.from).map_err(|error| self.lost(&error))
+        let greeting = greeted(&mut self.from).map_err(|error| self.lost(&error))?;
+        self.is_greeted = true;
+        Ok(greeting)
     }
 
     fn say(&mut self, message: &impl Serialize) -> Result<(), Failed> {
@@ -290,6 +307,7 @@ impl<'a> Line<'a> {
     }
 
     fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Failed> {
+        *locked(&self.moved) = Instant::now();
         let heard = hear(&mut self.from).and_then(|heard| heard.ok_or(SessionError::Ended));
         heard.map_err(|error| self.lost(&error))
     }
@@ -302,20 +320,23 @@ impl<'a> Line<'a> {
                 self.complaint().unwrap_or_else(|| error.to_string())
             }
         };
-        let address = self.address;
-        let message = format!(
-            "{address}: {why}; ssh must get there without a password, and find smelt there, else as in ssh://HOST/PATH/OF/smelt"
-        );
-        Failed::new(Exit::NotSeen, message)
+        let cure = match (self.is_greeted, error) {
+            (_, SessionError::Odd(_)) => "is that smelt of the same version?",
+            (true, _) => AGAIN,
+            (false, _) => {
+                "ssh must get there without a password, and find smelt there, else as in ssh://HOST/PATH/OF/smelt"
+            }
+        };
+        Failed::new(Exit::NotSeen, format!("{}: {why}; {cure}", self.address))
     }
 
     /// The same where files were moved and the stream has ended; what else went wrong is this machine's.
     fn failed(&self, failed: Failed) -> Failed {
-        let why = (failed.exit == Exit::NotSeen).then(|| self.complaint()).flatten();
-        match why {
-            Some(why) => Failed::new(Exit::NotSeen, format!("{}: {why}", self.address)),
-            None => failed,
+        if failed.exit != Exit::NotSeen {
+            return failed;
         }
+        let why = self.complaint().unwrap_or_else(|| failed.to_string());
+        Failed::new(Exit::NotSeen, format!("{}: {why}; {AGAIN}", self.address))
     }
 
     fn odd(&self, why: &str) -> Failed {

@@ -2,11 +2,14 @@
 
 mod timings;
 
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use smelt_backend::KvType;
 use smelt_cuda::driver::DriverError;
 use smelt_cuda::kernels::product::ProductShape;
+use smelt_cuda::kernels::source::{KernelSet, source};
 use smelt_cuda::tactics::{CardTactics, ProductSize, TunedCard};
 use smelt_cuda::{CudaTarget, Driver, NoCard, Stopwatch};
 use smelt_engine::tactics::Tactics;
@@ -21,6 +24,7 @@ use super::llm_engine_build::compiled;
 use super::request::{Request, say};
 use crate::device::fact_of;
 use crate::exit::{Exit, Failed};
+use crate::version::BUILDER;
 
 pub(super) const WORKER: Worker = Worker { compiles_kernels: true, ..Worker::new(run) };
 
@@ -51,7 +55,7 @@ fn of_card(request: &Request, target: CudaTarget) -> Result<CardTactics, Failed>
     let sizes: Vec<_> = llm::products(&checkpoint).map_err(Failed::model)?.into_iter().collect();
     let driver = driver(target)?;
     let set = llm::kernel_set(&checkpoint, KvType::F16).map_err(Failed::model)?;
-    let kernels = compiled(&set, target)?;
+    let kernels = kernels(request.kept.as_deref(), &set, target)?;
     let card = TunedCard::of(driver.card(), target);
     let digest = Digest::of(&kernels).to_string();
     let conditions = ["power-mode", "gpu-driver"].map(fact_of).to_vec();
@@ -69,6 +73,23 @@ fn of_card(request: &Request, target: CudaTarget) -> Result<CardTactics, Failed>
         timings.of((size, tokens, shape.name()), || stopwatch.time(size, tokens, shape))
     };
     CardTactics::tune(card, &sizes, &mut time).map_err(of_driver)
+}
+
+/// The code of the kernels: of an earlier attempt, where that had come so far, since compiling takes longer than timing.
+fn kernels(kept: Option<&Path>, set: &KernelSet, target: CudaTarget) -> Result<Vec<u8>, Failed> {
+    let made_of = Digest::of(format!("{}\n{}\n{BUILDER}", source(set), target.word()).as_bytes());
+    let file = kept.map(|folder| folder.join(format!("kernels-{made_of}.cubin")));
+    if let Some(image) = file.as_ref().and_then(|file| fs::read(file).ok()) {
+        say("the kernels were compiled before this was interrupted");
+        return Ok(image);
+    }
+    let image = compiled(set, target)?;
+    if let Some(file) = file {
+        // Under its name it is whole.  Without it the next attempt compiles again.
+        let draft = file.with_extension("new");
+        let _ = fs::write(&draft, &image).and_then(|()| fs::rename(&draft, &file));
+    }
+    Ok(image)
 }
 
 /// The first card that runs kernels for `target`.

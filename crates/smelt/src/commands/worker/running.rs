@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -22,6 +22,8 @@ use crate::fleet::workers::Told;
 /// Of a run's log, for whoever asked.
 pub(super) const LINES_MAX: usize = 20;
 const LINE_BYTES_MAX: u64 = 4096;
+/// How a run is led.
+const LEADER: [&str; 3] = ["stage", "lead", "--"];
 /// A report has some KiB for each stage.
 const REPORT_BYTES_MAX: u64 = 16 << 20;
 
@@ -107,13 +109,27 @@ pub(super) enum Lines {
     Kept,
 }
 
-/// A process that ends with this.  Whoever leads the stages ends them when it is gone.
-struct Led(Child);
+/// A run that ends with this process, however that dies: whoever leads it ends it when its pipe does.
+struct Led {
+    leader: Child,
+    pipe: Option<ChildStdin>,
+}
+
+impl Led {
+    fn start(arguments: &[OsString]) -> io::Result<Self> {
+        let own = std::env::current_exe()?;
+        let mut command = Command::new(&own);
+        command.args(LEADER).arg(own).args(arguments).stdin(Stdio::piped());
+        let mut leader = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let pipe = leader.stdin.take();
+        Ok(Self { leader, pipe })
+    }
+}
 
 impl Drop for Led {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        drop(self.pipe.take());
+        let _ = self.leader.wait();
     }
 }
 
@@ -127,11 +143,9 @@ pub(super) struct Running {
 
 impl Running {
     pub(super) fn start(arguments: &[OsString], lines_are: Lines) -> io::Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(arguments).stdin(Stdio::null());
-        let mut child = Led(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
-        let stdout = child.0.stdout.take().expect("it is piped");
-        let stderr = child.0.stderr.take().expect("it is piped");
+        let mut child = Led::start(arguments)?;
+        let stdout = child.leader.stdout.take().expect("it is piped");
+        let stderr = child.leader.stderr.take().expect("it is piped");
         let report = thread::spawn(move || {
             let mut report = Vec::new();
             // A report that is cut off is none.
@@ -151,7 +165,7 @@ impl Running {
 
     /// How it has ended, if it has.
     pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
-        self.child.0.try_wait()
+        self.child.leader.try_wait()
     }
 
     pub(super) fn outcome(self, request: &WorkRequest, code: Option<i32>) -> Outcome {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::thread;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use smelt_fleet::statement::Provenance;
 use smelt_plan::{Digest, StageId};
@@ -28,6 +28,9 @@ use crate::fleet::session::{
 use crate::fleet::stream::{self, Part};
 use crate::fleet::vouched::{self, Origin};
 use crate::load::{self, Access, Loaded, Part as Built};
+
+/// How often the host hears that it goes on, however silent the stage is.
+const ALIVE: Duration = Duration::from_secs(60);
 
 /// Hears what the host lacks of what was built.
 type Lacks = Receiver<Vec<Part>>;
@@ -116,10 +119,11 @@ fn build(
 ) -> Result<Outcome, Failed> {
     let mut running = Running::start(&place.flags(&work.request, flags), Lines::Kept)
         .map_err(|error| cannot(&error))?;
-    let mut told = String::new();
+    let (mut told, mut said_at) = (String::new(), Instant::now());
     loop {
         let line = running.line();
-        if line != told {
+        if line != told || said_at.elapsed() > ALIVE {
+            said_at = Instant::now();
             told.clone_from(&line);
             say(to, &Saying::Line(line)).map_err(|error| lost(&error.into()))?;
         }
