@@ -194,13 +194,13 @@ pub(crate) fn fact_of(fact: &str) -> Option<String> {
         "cpu" => cpu(&text("/proc/cpuinfo")),
         "gpu" => gpus(),
         "gpu-driver" => line(&text("/proc/driver/nvidia/version"), "NVRM version:"),
-        "cuda" => line(&text("/usr/local/cuda/version.json"), "\"version\" :")
+        "cuda" => toolkit("cuda", &text("/usr/local/cuda/version.json"))
             .or_else(|| link("/usr/local/cuda")),
         "tensorrt" => smelt_doctor::tensorrt(root).or_else(nvinfer),
         "l4t" => text("/etc/nv_tegra_release").lines().next().map(str::to_owned),
         "kernel" => text("/proc/sys/kernel/osrelease").lines().next().map(str::to_owned),
         "sm" => sm_of_chip(&chip(root)).or_else(|| sm_of_models(&models(root))),
-        "nvcc" => nvcc(&text("/usr/local/cuda/version.json")),
+        "nvcc" => toolkit("cuda_nvcc", &text("/usr/local/cuda/version.json")),
         "soc" => soc(&chip(root)),
         "power-mode" => smelt_doctor::power_mode(root),
         _ => None,
@@ -353,10 +353,10 @@ fn sm_of_models(models: &[String]) -> Option<String> {
     (!all.is_empty()).then(|| all.into_iter().collect::<Vec<_>>().join(", "))
 }
 
-/// The version of CUDA's compiler, as its toolkit writes it down.
-fn nvcc(version: &str) -> Option<String> {
-    let parts: serde_json::Value = serde_json::from_str(version).ok()?;
-    parts["cuda_nvcc"]["version"].as_str().map(str::to_owned)
+/// The version of a part of a CUDA toolkit, as that writes it down.
+fn toolkit(part: &str, version_file: &str) -> Option<String> {
+    let parts: Value = serde_json::from_str(version_file).ok()?;
+    parts[part]["version"].as_str().map(str::to_owned)
 }
 
 /// What follows `name` on the first line that begins with it, without `:` and quotes.
@@ -431,8 +431,8 @@ mod tests {
     #[test]
     fn the_compiler_is_a_part_of_the_toolkit() {
         let parts = r#"{"cuda": {"version": "12.6.11"}, "cuda_nvcc": {"version": "12.6.68"}}"#;
-        assert_eq!(nvcc(parts).as_deref(), Some("12.6.68"));
-        assert_eq!((nvcc("{}"), nvcc("")), (None, None));
+        assert_eq!(toolkit("cuda_nvcc", parts).as_deref(), Some("12.6.68"));
+        assert_eq!((toolkit("cuda_nvcc", "{}"), toolkit("cuda_nvcc", "")), (None, None));
     }
 
     #[test]
@@ -465,6 +465,18 @@ mod tests {
             outputs = [\"o\"]\ndevice = [\"arch\"]\n";
         let pipeline = Pipeline::parse("p.toml", text, &Default::default()).unwrap();
         assert_eq!(facts(&pipeline), [("arch", std::env::consts::ARCH.to_owned())].into());
+    }
+
+    #[test]
+    fn a_toolkits_version_is_read_however_its_file_is_written() {
+        let file =
+            r#"{ "cuda" : { "name" : "CUDA SDK", "version" : "12.6.68" }, "cuda_cccl" : {} }"#;
+        assert_eq!(toolkit("cuda", file).as_deref(), Some("12.6.68"));
+        assert_eq!(
+            toolkit("cuda", &file.replace(',', ",\n").replace('{', "{\n")).as_deref(),
+            Some("12.6.68")
+        );
+        assert_eq!(toolkit("cuda", "CUDA Version 10.2.300"), None);
     }
 
     #[test]
