@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -39,7 +40,9 @@ fn lead(program: &OsString, arguments: &[OsString]) -> io::Result<u8> {
     prctl::set_child_subreaper(true)?;
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let name = format!("smelt-lead-{}-{}", std::process::id(), since.as_nanos());
-    let following = Following::begin(std::env::temp_dir().join(name));
+    // A run of smelt's own follows what its stages start, and finds programs by whatever is first in `PATH`.
+    let is_ours = std::env::current_exe().is_ok_and(|own| own == Path::new(program));
+    let following = if is_ours { None } else { Following::begin(std::env::temp_dir().join(name)) };
     let child = Command::new(program)
         .args(arguments)
         .envs(following.iter().flat_map(Following::variables))
