@@ -87,7 +87,7 @@ fn what_is_built_elsewhere_is_not_built_here_and_says_who_would() {
     assert!(planned.stdout.contains("built where cuda = \"0.1\""), "{}", planned.stdout);
     let run = on_board(&world, &["run", "p.toml"]);
     assert_eq!(run.code, Some(5), "{}", run.stderr);
-    let said = "stage far: not started: it is built where cuda = \"0.1\", which is not true here: --fleet names";
+    let said = "stage far: not started: it is built where cuda = \"0.1\", which is not true here: --worker ssh://HOST names";
     assert!(run.stderr.contains(said), "{}", run.stderr);
     assert!(world.out("near").join("o").exists(), "what needs no other machine is built");
     // A server that is gone is no reason to build it here.
