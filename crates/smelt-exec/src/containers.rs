@@ -189,7 +189,7 @@ fn found(name: &str, path: &str, but: &Path) -> Option<PathBuf> {
     files.into_iter().find(|file| file.is_file() && access(file, AccessFlags::X_OK).is_ok())
 }
 
-/// Becomes the engine that a stage has called by one of [`put_names`], if that is what this process was started for; gives why
+/// Becomes the engine that a stage has called by one of those names, if that is what this process was started for; gives why
 /// it could not.  Its flags are the engine's, so nobody else may read them.
 pub fn called(arguments: &[OsString]) -> Option<io::Error> {
     match arguments {
