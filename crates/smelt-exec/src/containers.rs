@@ -556,7 +556,6 @@ mod tests {
         assert!(!notes.exists());
     }
 
-    /// A stage may write there what it likes.
     #[test]
     fn engines_are_found_by_no_path_of_a_stage_s_and_go_where_it_says() {
         let said = |name: &str, value: &str| (name.to_owned(), value.to_owned());
@@ -571,6 +570,7 @@ mod tests {
         assert!(!env.iter().any(|(name, value)| name == "LD_PRELOAD" || value == "/tmp/evil"));
     }
 
+    /// A stage may write there what it likes.
     #[test]
     fn only_an_id_of_a_known_engine_counts() {
         let dir = tempfile::tempdir().unwrap();

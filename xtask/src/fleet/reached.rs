@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::leases::until;
-use super::workers::{ENGINE, pipeline, slow, with_cuda};
+use super::workers::{ENGINE, pipeline, slow, the_engine_alone_was_built_elsewhere, with_cuda};
 use super::{Board, Daemon, PICTURE, text};
 use crate::server::free_port;
 use crate::{debian, root};
@@ -78,11 +78,7 @@ fn the_run_goes_through(host: &Host, demo: &str, reached: &Reached) -> Result<()
     let said = text(&ran.stderr);
     let report: Value = serde_json::from_slice(&ran.stdout).with_context(|| said.clone())?;
     ensure!(said.contains("has built it in ") && said.contains("peak RSS"), "{said}");
-    let attempts = |stage: &Value| stage["attempts"].as_array().map_or(0, Vec::len);
-    let stages = report["stages"].as_array().context("no stages")?;
-    let of = |name: &str| stages.iter().find(|stage| stage["name"] == name).context("a stage");
-    ensure!(attempts(of(ENGINE)?) == 0 && of(ENGINE)?["status"] == "sealed", "{report}");
-    ensure!(attempts(of("verify")?) == 1 && attempts(of("deployment")?) == 1, "{report}");
+    the_engine_alone_was_built_elsewhere(&report)?;
     ensure!(!host.ok(&["chat", demo, "--image", PICTURE, "what shape?"])?.is_empty(), "no answer");
     // The board has what it was made of, and no more; the host has the same engine.
     let there = fs::read_dir(reached.board.home.join("cache/out"))?.count();
@@ -92,6 +88,7 @@ fn the_run_goes_through(host: &Host, demo: &str, reached: &Reached) -> Result<()
     ensure!(reached.board.home.join("cache/out").join(name).exists(), "the engines differ");
     // Nobody is asked twice, and nobody need be there.
     let again = host.ok(&["run", demo, "--json", "--worker", "ssh://127.0.0.1:1"])?;
+    let stages = report["stages"].as_array().context("no stages")?;
     ensure!(again.matches("\"hit\"").count() == stages.len(), "{again}");
     host.ok(&["cache", "fsck"])?;
     reached.board.ok(&["cache", "fsck"]).map(drop)

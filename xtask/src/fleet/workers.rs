@@ -145,12 +145,7 @@ fn the_run_goes_through(host: &Board, pipeline: &str, far: &Board) -> Result<()>
     let ran = host.output(&["run", pipeline, "--json"])?;
     let (report, said): (Value, _) = (serde_json::from_slice(&ran.stdout)?, text(&ran.stderr));
     ensure!(said.contains("has built it in ") && said.contains("peak RSS"), "{said}");
-    let attempts = |stage: &Value| stage["attempts"].as_array().map_or(0, Vec::len);
-    let stages = report["stages"].as_array().context("no stages")?;
-    let of = |name: &str| stages.iter().find(|stage| stage["name"] == name).context("a stage");
-    ensure!(attempts(of(ENGINE)?) == 0 && of(ENGINE)?["status"] == "sealed", "{report}");
-    // What is made of it is built here.
-    ensure!(attempts(of("verify")?) == 1 && attempts(of("deployment")?) == 1, "{report}");
+    the_engine_alone_was_built_elsewhere(&report)?;
     let answer = host.ok(&["chat", pipeline, "--image", PICTURE, "what shape?"])?;
     ensure!(!answer.is_empty(), "no answer");
     let chain = host.ok(&["provenance", pipeline, "deployment", "--chain"])?;
@@ -163,6 +158,16 @@ fn the_run_goes_through(host: &Board, pipeline: &str, far: &Board) -> Result<()>
     let again = host.json(&["run", pipeline, "--json", "--worker-wait", "1s"])?;
     ensure!(statuses(&again)?.iter().all(|(_, status)| status == "hit"), "{again}");
     host.ok(&["cache", "fsck"]).map(drop)
+}
+
+/// What a run tells when another machine built the engine, and this one what is made of that.
+pub(super) fn the_engine_alone_was_built_elsewhere(report: &Value) -> Result<()> {
+    let attempts = |stage: &Value| stage["attempts"].as_array().map_or(0, Vec::len);
+    let stages = report["stages"].as_array().context("no stages")?;
+    let of = |name: &str| stages.iter().find(|stage| stage["name"] == name).context("a stage");
+    ensure!(attempts(of(ENGINE)?) == 0 && of(ENGINE)?["status"] == "sealed", "{report}");
+    ensure!(attempts(of("verify")?) == 1 && attempts(of("deployment")?) == 1, "{report}");
+    Ok(())
 }
 
 /// Who asks later is given what is there; nothing is built again.

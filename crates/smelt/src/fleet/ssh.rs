@@ -153,14 +153,8 @@ impl Workers<'_> {
                     return Err(line.odd("it asks twice for what it was sent"));
                 }
                 Saying::Lacks(parts) => {
-                    let mut share = Share::of(bytes_of(&parts, &work.outputs));
-                    let moved = line.moved.clone();
-                    let mut told = |some| {
-                        *locked(&moved) = Instant::now();
-                        if let Some(share) = share.add(some) {
-                            say(format!("{share} sent to {address}"));
-                        }
-                    };
+                    let all = bytes_of(&parts, &work.outputs);
+                    let mut told = line.telling(all, format!("sent to {address}"), say);
                     let sent = stream::send(sent, &parts, &mut line.to, &mut told);
                     sent.map_err(|failed| line.failed(failed))?;
                     say(format!("{address} builds it"));
@@ -203,14 +197,8 @@ impl Workers<'_> {
         incoming.has_room("fetched", incoming.kept_bytes()?)?;
         let parts = stream::missing(&incoming)?;
         line.say(&parts)?;
-        let mut share = Share::of(bytes_of(&parts, &outputs));
-        let moved = line.moved.clone();
-        let mut told = |some| {
-            *locked(&moved) = Instant::now();
-            if let Some(share) = share.add(some) {
-                say(format!("{share} fetched from {machine}"));
-            }
-        };
+        let all = bytes_of(&parts, &outputs);
+        let mut told = line.telling(all, format!("fetched from {machine}"), say);
         let received = stream::receive(&incoming, &parts, &mut line.from, &mut told);
         received.map_err(|failed| line.failed(failed))?;
         Ok(())
@@ -310,6 +298,22 @@ impl<'a> Line<'a> {
         *locked(&self.moved) = Instant::now();
         let heard = hear(&mut self.from).and_then(|heard| heard.ok_or(SessionError::Ended));
         heard.map_err(|error| self.lost(&error))
+    }
+
+    /// Notes whenever something was moved, and tells how much of `all` bytes it is by now.
+    fn telling<'s>(
+        &self,
+        all: u64,
+        how: String,
+        say: &'s dyn Fn(String),
+    ) -> impl FnMut(u64) + use<'s> {
+        let (moved, mut share) = (self.moved.clone(), Share::of(all));
+        move |some| {
+            *locked(&moved) = Instant::now();
+            if let Some(share) = share.add(some) {
+                say(format!("{share} {how}"));
+            }
+        }
     }
 
     /// Why the machine says no more: what ssh, or smelt there, complains of, if anything.
