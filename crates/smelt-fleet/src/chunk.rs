@@ -18,6 +18,15 @@ pub const CHUNK_BYTES_MAX: usize = 3 << 19;
 
 const FORMAT: &str = "smelt-chunks 1";
 
+/// From here on a file is large: it is cut into large chunks, and its [pieces](crate::pieces) are listed as well.  Tests are content
+/// with less.
+const LARGE_FILE_BYTES: u64 = if cfg!(test) { 16 << 20 } else { 1 << 30 };
+
+/// Whether a file of so many bytes is cut into large chunks.
+pub(crate) const fn is_large(file_bytes: u64) -> bool {
+    file_bytes >= LARGE_FILE_BYTES
+}
+
 /// How a file is cut: the least, the usual and the most bytes of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sizes {
@@ -30,9 +39,10 @@ impl Sizes {
     /// By the size of the file: small chunks share more, and of a large one they would be too many, for an entry and for a
     /// server, which takes longer for each.
     const fn of(file_bytes: u64) -> Self {
-        match file_bytes {
-            0..0x4000_0000 => Self { least: 64 << 10, usual: 128 << 10, most: 1 << 20 },
-            _ => Self { least: 256 << 10, usual: 512 << 10, most: CHUNK_BYTES_MAX },
+        if is_large(file_bytes) {
+            Self { least: 256 << 10, usual: 512 << 10, most: CHUNK_BYTES_MAX }
+        } else {
+            Self { least: 64 << 10, usual: 128 << 10, most: 1 << 20 }
         }
     }
 }

@@ -96,12 +96,13 @@ mod tests {
     #[test]
     fn an_entry_that_lacks_one_blob_is_not_whole() {
         let blob = |name: &str| Blob::of(name.as_bytes());
-        let entry = Entry { statement: blob("s"), index: blob("i"), chunks: vec![blob("c")] };
+        let (pieces, chunks) = (Some(blob("p")), vec![blob("c")]);
+        let entry = Entry { statement: blob("s"), index: blob("i"), pieces, chunks };
         let is_whole = |missing: &[&str]| {
             let missing = missing.iter().map(|name| blob(name)).collect();
             whole(vec![None, Some(entry.clone())], &missing) == [None, Some(entry.clone())]
         };
         assert!(is_whole(&[]) && is_whole(&["another's"]));
-        assert!(["s", "i", "c"].iter().all(|lost| !is_whole(&[lost])));
+        assert!(["s", "i", "p", "c"].iter().all(|lost| !is_whole(&[lost])));
     }
 }

@@ -23,6 +23,7 @@ pub mod nats;
 pub mod oci;
 pub mod paced;
 pub mod peer;
+pub mod pieces;
 pub mod places;
 pub mod pull;
 pub mod push;

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::remote::{Blob, Entry, Key, Remote, RemoteError, first_within};
+use crate::remote::{Blob, Contents, Entry, Key, Range, Ranges, Remote, RemoteError, first_within};
 
 /// Bytes are moved in parts of so many seconds' worth: shorter ones cost a round trip more often.
 const PART_S: f64 = 0.5;
@@ -72,6 +72,24 @@ impl<'a> Paced<'a> {
         first_within(blobs, most as u64, bytes)
     }
 
+    /// Reads what is named, some of it at a time.
+    fn read_parts<T>(
+        &self,
+        mut names: &[T],
+        bytes: impl Fn(&T) -> u32,
+        read: impl Fn(&[T]) -> Contents,
+    ) -> Contents {
+        let mut all = Vec::with_capacity(names.len());
+        while !names.is_empty() {
+            let (part, rest) = names.split_at(self.part(names, &bytes));
+            let contents = read(part)?;
+            self.moved(contents.iter().flatten().map(|content| content.len() as u64).sum());
+            all.extend(contents);
+            names = rest;
+        }
+        Ok(all)
+    }
+
     /// Waits as long as moving bytes should have taken.
     fn moved(&self, bytes: u64) {
         let Some(pace) = &self.pace else { return };
@@ -104,16 +122,12 @@ impl Remote for Paced<'_> {
         self.remote.missing(blobs)
     }
 
-    fn read(&self, mut blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, RemoteError> {
-        let mut all = Vec::with_capacity(blobs.len());
-        while !blobs.is_empty() {
-            let (part, rest) = blobs.split_at(self.part(blobs, |blob| blob.bytes));
-            let read = self.remote.read(part)?;
-            self.moved(read.iter().flatten().map(|content| content.len() as u64).sum());
-            all.extend(read);
-            blobs = rest;
-        }
-        Ok(all)
+    fn read(&self, blobs: &[Blob]) -> Contents {
+        self.read_parts(blobs, |blob| blob.bytes, |part| self.remote.read(part))
+    }
+
+    fn ranges(&self) -> Option<&dyn Ranges> {
+        self.remote.ranges().map(|_| self as &dyn Ranges)
     }
 
     fn write(&self, mut blobs: &[(Blob, Vec<u8>)]) -> Result<(), RemoteError> {
@@ -132,6 +146,13 @@ impl Remote for Paced<'_> {
 
     fn publish(&self, key: &Key, entry: &Entry) -> Result<(), RemoteError> {
         self.remote.publish(key, entry)
+    }
+}
+
+impl Ranges for Paced<'_> {
+    fn read_ranges(&self, ranges: &[Range]) -> Contents {
+        let Some(remote) = self.remote.ranges() else { return Ok(vec![None; ranges.len()]) };
+        self.read_parts(ranges, |range| range.bytes, |part| remote.read_ranges(part))
     }
 }
 

@@ -4,6 +4,8 @@
 //! Nobody signs that list, since it only says how to fetch: whoever takes the files compares them with the statement's, as
 //! [`smelt_store::Store::seal_fetched`] does.
 
+mod mend;
+
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
@@ -12,11 +14,12 @@ use std::path::{Path, PathBuf};
 
 use smelt_store::{Digest, FileEntry, Manifest};
 
-use crate::chunk::{Chunk, Index, IndexError};
+use crate::chunk::{Chunk, INDEX_BYTES_MAX, Index, IndexError};
 use crate::dsse::{DsseError, Envelope};
 use crate::judge::{Asked, Refusal, Vouched, judge};
 use crate::local::LocalChunks;
 use crate::peer::Sealed;
+use crate::pieces::{self, Hashes};
 use crate::places::PlacesLog;
 use crate::remote::{Blob, Entry, Key, Part, Remote, RemoteError, plain};
 use crate::trust::Trust;
@@ -34,6 +37,7 @@ pub struct Offer {
     /// The same as it was signed, to be judged again later.
     pub envelope: Envelope,
     index: Index,
+    pieces: Option<Blob>,
 }
 
 /// What came of fetching.
@@ -142,7 +146,7 @@ pub fn offer_of(
     let odd = |error: IndexError| wrong(error.to_string());
     let json = blob(remote, index.0, index.1)?;
     let index = Index::read(&json, &vouched.statement.files).map_err(odd)?;
-    Ok(Offer { vouched, envelope, index })
+    Ok(Offer { vouched, envelope, index, pieces: entry.pieces })
 }
 
 /// Whether nobody reads what an entry says.
@@ -183,6 +187,14 @@ impl Offer {
         self.vouched.statement.files.files().iter().filter_map(held).sum()
     }
 
+    /// The pieces of its large files, where others are here.  Without them whole chunks come.
+    fn hashes(&self, remote: &dyn Remote, local: &LocalChunks) -> Option<Vec<Hashes>> {
+        let list = self.pieces.filter(|list| list.bytes as usize <= INDEX_BYTES_MAX)?;
+        remote.ranges().filter(|_| local.has_pieces())?;
+        let bytes = blob(remote, list, "list of pieces").ok()?;
+        pieces::read(&bytes, &self.vouched.statement.files)
+    }
+
     /// Fetches its files into a folder, but for the chunks that are here; `told` hears of bytes as they are there, and says
     /// whether to go on.  What an earlier call has left in the folder is gone on with, so at most what was asked for at once
     /// comes twice.  `log` hears which chunks are there and which come, for neighbours.
@@ -203,6 +215,11 @@ impl Offer {
             Fetch { remote, draft, wanted: Vec::new(), places: HashMap::new(), fetched, told };
         fetch.begin(&self.index)?;
         fetch.take_local(local)?;
+        if !fetch.wanted.is_empty()
+            && let Some(hashes) = self.hashes(remote, local)
+        {
+            fetch.mend(&hashes, local)?;
+        }
         while !fetch.wanted.is_empty() {
             fetch.window()?;
         }

@@ -9,9 +9,10 @@ use std::thread;
 
 use smelt_store::{FileEntry, Manifest};
 
-use crate::chunk::{CHUNKS_MAX, Chunk, FileChunks, Index, IndexError, cut};
+use crate::chunk::{CHUNKS_MAX, Chunk, FileChunks, Index, IndexError, cut, is_large};
 use crate::dsse::Envelope;
 use crate::keys::{KeyError, SigningKey};
+use crate::pieces::{self, Hasher, Hashes};
 use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
 use crate::statement::Statement;
 
@@ -89,12 +90,16 @@ pub fn push(
         return Err(too_large(text));
     }
     let mut sender = Sender { remote, sent: 0 };
-    let files = sender.send_files(&statement.files, folder, told)?;
+    let (files, hashes) = sender.send_files(&statement.files, folder, told)?;
     let index = Index::new(files);
     let (index_json, chunks) = (index.to_json()?, once(index.chunks()));
-    let [index, envelope] = [index_json, envelope].map(|content| (Blob::of(&content), content));
-    let entry = Entry { statement: envelope.0, index: index.0, chunks };
-    sender.send(vec![index, envelope])?;
+    let named = |content: Vec<u8>| (Blob::of(&content), content);
+    let [index, envelope] = [index_json, envelope].map(named);
+    let pieces = pieces::to_bytes(&hashes).map(named);
+    let name = |list: &(Blob, Vec<u8>)| list.0;
+    let (statement_name, pieces_name) = (envelope.0, pieces.as_ref().map(name));
+    let entry = Entry { statement: statement_name, index: index.0, pieces: pieces_name, chunks };
+    sender.send([index, envelope].into_iter().chain(pieces).collect())?;
     if !told(0) {
         return Err(PushError::Stopped);
     }
@@ -114,38 +119,52 @@ fn once(chunks: impl Iterator<Item = Chunk>) -> Vec<Chunk> {
 }
 
 /// A chunk of a file, which has its number.
-struct Piece {
+struct Cut {
     file: usize,
     chunk: Chunk,
     content: Vec<u8>,
 }
 
-/// Cuts files, a window after the other, until all are cut or nobody takes them any more.
-fn cut_files(files: &Manifest, folder: &Path, to: &SyncSender<Result<Vec<Piece>, PushError>>) {
-    let (mut window, mut held) = (Vec::new(), 0);
+/// Cuts files, a window after the other, until all are cut or nobody takes them any more; the pieces of those that are large.
+fn cut_files(
+    files: &Manifest,
+    folder: &Path,
+    to: &SyncSender<Result<Vec<Cut>, PushError>>,
+) -> Vec<Hashes> {
+    let (mut window, mut held, mut hashes) = (Vec::new(), 0, Vec::new());
     for (file, entry) in files.files().iter().enumerate() {
         let path = folder.join(&entry.path);
         let failed = |source| PushError::Read { path: path.clone(), source };
+        let give_up = |error| {
+            let _ = to.send(Err(failed(error)));
+            Vec::new()
+        };
         let opened = match File::open(&path) {
             Ok(opened) => opened,
-            Err(error) => return drop(to.send(Err(failed(error)))),
+            Err(error) => return give_up(error),
         };
+        let mut hasher = Hasher::default();
         for cut in cut(opened, entry.size) {
             let (chunk, content) = match cut {
                 Ok(cut) => cut,
-                Err(error) => return drop(to.send(Err(failed(error)))),
+                Err(error) => return give_up(error),
             };
+            if is_large(entry.size) {
+                hasher.add(&content);
+            }
             held += content.len();
-            window.push(Piece { file, chunk, content });
+            window.push(Cut { file, chunk, content });
             if held >= WINDOW_BYTES {
                 held = 0;
                 if to.send(Ok(std::mem::take(&mut window))).is_err() {
-                    return;
+                    return Vec::new();
                 }
             }
         }
+        hashes.push(hasher.finish());
     }
     let _ = to.send(Ok(window));
+    hashes
 }
 
 /// Sends what the server lacks.
@@ -155,44 +174,45 @@ struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    /// Sends the files of an output, which are cut beside that; their chunks.
+    /// Sends the files of an output, which are cut beside that; their chunks, and the pieces of those that are large.
     fn send_files(
         &mut self,
         files: &Manifest,
         folder: &Path,
         told: &mut dyn FnMut(u64) -> bool,
-    ) -> Result<Vec<FileChunks>, PushError> {
+    ) -> Result<(Vec<FileChunks>, Vec<Hashes>), PushError> {
         let chunks =
             |entry: &FileEntry| FileChunks { path: entry.path.clone(), chunks: Vec::new() };
         let mut all: Vec<FileChunks> = files.files().iter().map(chunks).collect();
-        thread::scope(|scope| {
+        let hashes = thread::scope(|scope| {
             // One window waits here while the one before it is sent.
             let (to, windows) = sync_channel(0);
-            scope.spawn(move || cut_files(files, folder, &to));
-            windows.into_iter().try_for_each(|window| self.take(window?, &mut all, told))
+            let cutter = scope.spawn(move || cut_files(files, folder, &to));
+            windows.into_iter().try_for_each(|window| self.take(window?, &mut all, told))?;
+            Ok::<_, PushError>(cutter.join().expect("whoever cuts does not panic"))
         })?;
         let has_all = |(entry, file): &(&FileEntry, &FileChunks)| {
             file.chunks.iter().map(|chunk| u64::from(chunk.bytes)).sum::<u64>() == entry.size
         };
         match files.files().iter().zip(&all).find(|both| !has_all(both)) {
             Some((entry, _)) => Err(PushError::Changed { path: folder.join(&entry.path) }),
-            None => Ok(all),
+            None => Ok((all, hashes)),
         }
     }
 
     /// Notes and sends one window.
     fn take(
         &mut self,
-        window: Vec<Piece>,
+        window: Vec<Cut>,
         all: &mut [FileChunks],
         told: &mut dyn FnMut(u64) -> bool,
     ) -> Result<(), PushError> {
-        let bytes = window.iter().map(|piece| u64::from(piece.chunk.bytes)).sum();
-        window.iter().for_each(|piece| all[piece.file].chunks.push(piece.chunk));
+        let bytes = window.iter().map(|cut| u64::from(cut.chunk.bytes)).sum();
+        window.iter().for_each(|cut| all[cut.file].chunks.push(cut.chunk));
         if all.iter().map(|file| file.chunks.len()).sum::<usize>() > CHUNKS_MAX {
             return Err(PushError::TooLarge(format!("it has more than {CHUNKS_MAX} chunks")));
         }
-        self.send(window.into_iter().map(|piece| (piece.chunk, piece.content)).collect())?;
+        self.send(window.into_iter().map(|cut| (cut.chunk, cut.content)).collect())?;
         if told(bytes) { Ok(()) } else { Err(PushError::Stopped) }
     }
 

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use bazel_remote_apis::build::bazel::remote::execution::v2 as api;
+use bazel_remote_apis::google::bytestream::ReadRequest;
+use bazel_remote_apis::google::bytestream::byte_stream_client::ByteStreamClient;
 use futures_util::future::try_join_all;
 use prost::Message as _;
 use ring::rand::{SecureRandom as _, SystemRandom};
@@ -25,7 +27,9 @@ use tonic_prost::ProstCodec;
 
 use crate::address::Address;
 use crate::chunk::CHUNK_BYTES_MAX;
-use crate::remote::{Blob, Entry, Found, Key, Remote, RemoteError, plain, told};
+use crate::remote::{
+    Blob, Contents, Entry, Found, Key, Range, Ranges, Remote, RemoteError, plain, told,
+};
 
 use api::action_cache_client::ActionCacheClient;
 use api::capabilities_client::CapabilitiesClient;
@@ -46,6 +50,8 @@ const NAMES_BYTES: usize = 256 << 10;
 const BATCH_BYTES_MAX: usize = CHUNK_BYTES_MAX;
 /// Batches on their way at once: enough to fill a line whose answers take a while, and 12 MiB of memory.
 const BATCHES_MAX: usize = 8;
+/// Parts of blobs on their way at once, each by a stream of its own.
+const RANGES_MAX: usize = 16;
 /// Of the batch that it sends: in pieces of 16 KiB, which is usual, each costs as much as copying it.
 const FRAME_BYTES_MAX: u32 = 1 << 20;
 /// What a server may send of a batch before it is told that some of it was taken: all of it.
@@ -67,6 +73,7 @@ const DISK_USAGE: &str = "/build.buildgrid.LocalContentAddressableStorage/GetLoc
 
 const STATEMENT: &str = "statement.json";
 const INDEX: &str = "index.json";
+const PIECES: &str = "pieces";
 const CHUNK: &str = "chunk/";
 
 /// A server that answered once.
@@ -266,6 +273,10 @@ impl Client {
             .max_decoding_message_size(2 * MESSAGE_BYTES_MAX)
     }
 
+    fn streams(&self) -> ByteStreamClient<Channel> {
+        ByteStreamClient::new(self.channel.clone()).max_decoding_message_size(2 * MESSAGE_BYTES_MAX)
+    }
+
     fn actions(&self) -> ActionCacheClient<Channel> {
         ActionCacheClient::new(self.channel.clone())
             .max_decoding_message_size(2 * MESSAGE_BYTES_MAX)
@@ -356,6 +367,31 @@ impl Client {
         Ok(blobs.iter().map(|blob| found.get(&blob.digest.to_string()).cloned()).collect())
     }
 
+    /// Part of a blob, by a stream of its own: nothing else of the protocol reads parts.
+    async fn read_range(&self, range: &Range) -> Result<Option<Vec<u8>>, Status> {
+        let message = ReadRequest {
+            resource_name: resource(&self.address.instance, &range.blob),
+            read_offset: range.from.into(),
+            read_limit: range.bytes.into(),
+        };
+        let request = self.request(message, BATCH_MAX);
+        let whole = async {
+            let mut stream = self.streams().read(request).await?.into_inner();
+            let mut content = Vec::new();
+            while content.len() <= range.bytes as usize
+                && let Some(part) = stream.message().await?
+            {
+                content.extend(part.data);
+            }
+            Ok(content)
+        };
+        match within(BATCH_MAX, whole).await {
+            Ok(content) => Ok((content.len() == range.bytes as usize).then_some(content)),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
     async fn write_batch(&self, blobs: &[(Blob, Vec<u8>)]) -> Result<(), Status> {
         let one = |(blob, data): &(Blob, Vec<u8>)| api::batch_update_blobs_request::Request {
             digest: Some(named(blob)),
@@ -414,7 +450,7 @@ impl Remote for Client {
         Ok(missing)
     }
 
-    fn read(&self, blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, RemoteError> {
+    fn read(&self, blobs: &[Blob]) -> Contents {
         let batches = batches(blobs, self.batch_bytes_max, |blob| blob.bytes as usize);
         let mut read = Vec::with_capacity(blobs.len());
         for some in batches.chunks(BATCHES_MAX) {
@@ -424,6 +460,10 @@ impl Remote for Client {
             read.extend(answers.into_iter().flatten());
         }
         Ok(read)
+    }
+
+    fn ranges(&self) -> Option<&dyn Ranges> {
+        Some(self)
     }
 
     fn write(&self, blobs: &[(Blob, Vec<u8>)]) -> Result<(), RemoteError> {
@@ -469,6 +509,17 @@ impl Remote for Client {
             within(ASK_MAX, self.actions().update_action_result(request)).await
         })?;
         Ok(())
+    }
+}
+
+impl Ranges for Client {
+    fn read_ranges(&self, ranges: &[Range]) -> Contents {
+        let mut read = Vec::with_capacity(ranges.len());
+        for some in ranges.chunks(RANGES_MAX) {
+            let read_all = async || try_join_all(some.iter().map(|it| self.read_range(it))).await;
+            read.extend(self.answered(read_all)?);
+        }
+        Ok(read)
     }
 }
 
@@ -532,24 +583,26 @@ fn result_of(entry: &Entry) -> api::ActionResult {
     let chunks = entry.chunks.iter().enumerate();
     let mut output_files =
         vec![file(STATEMENT.to_owned(), &entry.statement), file(INDEX.to_owned(), &entry.index)];
+    output_files.extend(entry.pieces.iter().map(|blob| file(PIECES.to_owned(), blob)));
     output_files.extend(chunks.map(|(number, blob)| file(format!("{CHUNK}{number}"), blob)));
     api::ActionResult { output_files, ..Default::default() }
 }
 
 /// The entry of a result, or what is odd about it.
 fn entry_of(result: &api::ActionResult) -> Result<Entry, String> {
-    let (mut statement, mut index, mut chunks) = (None, None, Vec::new());
+    let (mut statement, mut index, mut pieces, mut chunks) = (None, None, None, Vec::new());
     for file in &result.output_files {
         let blob = blob_of(file.digest.as_ref()).ok_or("its entry has a file without a digest")?;
         match file.path.as_str() {
             STATEMENT => statement = Some(blob),
             INDEX => index = Some(blob),
+            PIECES => pieces = Some(blob),
             path if path.starts_with(CHUNK) => chunks.push(blob),
             path => return Err(format!("its entry has a file {path:?}, which is none of smelt's")),
         }
     }
     match (statement, index) {
-        (Some(statement), Some(index)) => Ok(Entry { statement, index, chunks }),
+        (Some(statement), Some(index)) => Ok(Entry { statement, index, pieces, chunks }),
         _ => Err("its entry has no statement or no list of chunks".to_owned()),
     }
 }
@@ -558,6 +611,12 @@ pub(crate) fn blob_of(digest: Option<&api::Digest>) -> Option<Blob> {
     let api::Digest { hash, size_bytes } = digest?;
     let digest: Digest = hash.parse().ok()?;
     Some(Blob { digest, bytes: u32::try_from(*size_bytes).ok()? })
+}
+
+/// What a stream of a blob's bytes is asked for by.
+fn resource(instance: &str, Blob { digest, bytes }: &Blob) -> String {
+    let name = format!("blobs/{digest}/{bytes}");
+    if instance.is_empty() { name } else { format!("{instance}/{name}") }
 }
 
 /// Ends when the flag is set.
@@ -699,6 +758,14 @@ mod tests {
         assert_eq!(pause(3, 0.0), Duration::from_millis(800));
     }
 
+    #[test]
+    fn a_stream_is_named_by_instance_digest_and_size() {
+        let blob = Blob::of(b"abc");
+        let name = "blobs/ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad/3";
+        assert_eq!(resource("", &blob), name);
+        assert_eq!(resource("a/b", &blob), format!("a/b/{name}"));
+    }
+
     /// Boards of another version must find what this one publishes.
     #[test]
     fn a_key_is_the_same_action_for_ever() {
@@ -713,7 +780,9 @@ mod tests {
     fn an_entry_comes_back_from_its_result() {
         let blob = |text: &[u8]| Blob::of(text);
         let chunks = vec![blob(b"1"), blob(b"22")];
-        let entry = Entry { statement: blob(b"s"), index: blob(b"i"), chunks };
+        let entry = Entry { statement: blob(b"s"), index: blob(b"i"), pieces: None, chunks };
+        let with_pieces = Entry { pieces: Some(blob(b"p")), ..entry.clone() };
+        assert_eq!(entry_of(&result_of(&with_pieces)), Ok(with_pieces));
         let result = result_of(&entry);
         assert_eq!(entry_of(&result), Ok(entry));
         let mut odd = result.clone();

@@ -28,7 +28,8 @@ pub enum Key {
 impl Entry {
     /// Every blob that it needs.
     pub fn blobs(&self) -> impl Iterator<Item = Blob> {
-        [self.statement, self.index].into_iter().chain(self.chunks.iter().copied())
+        let lists = [self.statement, self.index].into_iter().chain(self.pieces);
+        lists.chain(self.chunks.iter().copied())
     }
 }
 
@@ -61,6 +62,8 @@ pub struct Entry {
     pub statement: Blob,
     /// The list of chunks.
     pub index: Blob,
+    /// The [pieces](crate::pieces) of large files, where there are any.
+    pub pieces: Option<Blob>,
     /// The chunks, each once.
     pub chunks: Vec<Blob>,
 }
@@ -120,6 +123,29 @@ pub(crate) fn first_within<T>(blobs: &[T], bytes_max: u64, bytes: impl Fn(&T) ->
     blobs.iter().take_while(fits).count().max(1).min(blobs.len())
 }
 
+/// What came of each of some things that were asked for, in their order; `None` of what is not there.
+pub type Contents = Result<Vec<Option<Vec<u8>>>, RemoteError>;
+
+/// Some of a blob's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Of which.
+    pub blob: Blob,
+    /// How many are before them.
+    pub from: u32,
+    /// How many.
+    pub bytes: u32,
+}
+
+/// Of a server that gives out parts of blobs.
+pub trait Ranges {
+    /// The content of each, in order, as the server has it.  `None` where it has none, or another count of bytes.
+    ///
+    /// # Errors
+    /// If it does not answer, or gives out none.
+    fn read_ranges(&self, ranges: &[Range]) -> Contents;
+}
+
 /// What is published under a key, if anything is.
 pub type Found = Result<Option<Entry>, RemoteError>;
 
@@ -141,7 +167,7 @@ pub trait Remote {
     ///
     /// # Errors
     /// If it does not answer.
-    fn read(&self, blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, RemoteError>;
+    fn read(&self, blobs: &[Blob]) -> Contents;
 
     /// The content of some of these blobs, which differ: those that are had best, of about so many bytes together.  None of
     /// them where it is better to ask again.  `comes` hears of which the server itself is asked for, before it is.
@@ -158,6 +184,11 @@ pub trait Remote {
         comes(first);
         let part = |(number, content)| Part { number, content, is_neighbours: false };
         Ok(self.read(first)?.into_iter().enumerate().map(part).collect())
+    }
+
+    /// By which parts of blobs are read, where that is worth it: what neighbours have costs the server nothing.
+    fn ranges(&self) -> Option<&dyn Ranges> {
+        None
     }
 
     /// Keeps blobs.

@@ -1,5 +1,6 @@
 //! Pushes to and pulls from a server in memory that goes wrong when it is told to.
 
+mod large;
 mod packages;
 mod worlds;
 
@@ -20,7 +21,7 @@ use crate::local::LocalChunks;
 use crate::peer::Sealed;
 use crate::pull::{Fetched, Offer, PullError, offer};
 use crate::push::{PushError, Pushed, push};
-use crate::remote::{Blob, Entry, Key, Remote, RemoteError};
+use crate::remote::{Blob, Contents, Entry, Key, Range, Ranges, Remote, RemoteError};
 use crate::statement::{Provenance, Statement};
 use crate::trust::{Trust, TrustedKey, usual_purposes};
 
@@ -38,6 +39,20 @@ struct Server {
     moved: Cell<u64>,
     /// It has removed blobs.
     has_forgotten: Cell<bool>,
+    /// How it gives out parts of blobs.
+    parts: Cell<Parts>,
+}
+
+/// How a server gives out parts of blobs.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Parts {
+    #[default]
+    Not,
+    AsTheyAre,
+    /// Other bytes than those asked for.
+    Wrong,
+    /// None, though it says that it does.
+    Missing,
 }
 
 impl Server {
@@ -99,13 +114,17 @@ impl Remote for Server {
         Ok(blobs.iter().filter(|blob| !held.contains_key(&blob.digest)).copied().collect())
     }
 
-    fn read(&self, blobs: &[Blob]) -> Result<Vec<Option<Vec<u8>>>, RemoteError> {
+    fn read(&self, blobs: &[Blob]) -> Contents {
         self.call()?;
         let held = self.blobs.borrow();
         let found: Vec<_> = blobs.iter().map(|blob| held.get(&blob.digest).cloned()).collect();
         let bytes: usize = found.iter().flatten().map(Vec::len).sum();
         self.moved.set(self.moved.get() + bytes as u64);
         Ok(found)
+    }
+
+    fn ranges(&self) -> Option<&dyn Ranges> {
+        (self.parts.get() != Parts::Not).then_some(self)
     }
 
     fn write(&self, blobs: &[(Blob, Vec<u8>)]) -> Result<(), RemoteError> {
@@ -127,6 +146,23 @@ impl Remote for Server {
         self.call()?;
         self.entries.borrow_mut().insert(*key, entry.clone());
         Ok(())
+    }
+}
+
+impl Ranges for Server {
+    fn read_ranges(&self, ranges: &[Range]) -> Contents {
+        self.call()?;
+        let held = self.blobs.borrow();
+        let part = |Range { blob, from, bytes }: &Range| {
+            let mut part = held.get(&blob.digest)?.get(*from as usize..)?.to_vec();
+            part.truncate(*bytes as usize);
+            part[0] ^= u8::from(self.parts.get() == Parts::Wrong);
+            Some(part)
+        };
+        Ok(ranges
+            .iter()
+            .map(|range| part(range).filter(|_| self.parts.get() != Parts::Missing))
+            .collect())
     }
 }
 
@@ -162,6 +198,14 @@ impl World {
         let (signer, _) = SigningKey::generate().unwrap();
         let trust = trusting(&signer);
         Self { dir, statement: statement(files), signer, trust, server: Server::default() }
+    }
+
+    /// Its first file has another content.
+    fn has_weights(&mut self, content: &[u8]) {
+        fs::write(self.dir.path().join("out/deep/weights.bin"), content).unwrap();
+        let mut files = self.statement.files.files().to_vec();
+        (files[0].sha256, files[0].size) = (Digest::of(content), content.len() as u64);
+        self.statement = statement(Manifest::new(files).unwrap());
     }
 
     fn push(&self) -> Result<Pushed, PushError> {
@@ -302,10 +346,7 @@ fn what_the_server_has_is_not_sent_again() {
     let path = world.dir.path().join("out/deep/weights.bin");
     let mut content = fs::read(&path).unwrap();
     content[1_000_000] ^= 1;
-    fs::write(&path, &content).unwrap();
-    let mut files = world.statement.files.files().to_vec();
-    files[0].sha256 = Digest::of(&content);
-    world.statement = statement(Manifest::new(files).unwrap());
+    world.has_weights(&content);
     let pushed = world.push().unwrap();
     assert!(pushed.sent < 600_000, "{}", pushed.sent);
     world.check_pull();
@@ -313,7 +354,8 @@ fn what_the_server_has_is_not_sent_again() {
 
 /// An output that is here.
 fn sealed(folder: &Path, files: &[&str]) -> Sealed {
-    let files = files.iter().map(|path| ((*path).to_owned(), 0)).collect();
+    let bytes = |path: &str| fs::metadata(folder.join(path)).map_or(0, |it| it.len());
+    let files = files.iter().map(|path| ((*path).to_owned(), bytes(path))).collect();
     Sealed { tree: Digest::of(b"older"), folder: folder.to_owned(), files }
 }
 
@@ -327,10 +369,7 @@ fn what_is_here_is_not_fetched() {
     let path = world.dir.path().join("out/deep/weights.bin");
     let mut content = fs::read(&path).unwrap();
     content.splice(1_000_000..1_000_000, [7; 100]);
-    fs::write(&path, &content).unwrap();
-    let mut files = world.statement.files.files().to_vec();
-    (files[0].sha256, files[0].size) = (Digest::of(&content), content.len() as u64);
-    world.statement = statement(Manifest::new(files).unwrap());
+    world.has_weights(&content);
     world.push().unwrap();
     let found = world.offer(Key::Content(world.statement.key)).unwrap().unwrap();
     fs::rename(old.join("deep/weights.bin"), old.join("model.bin")).unwrap();
