@@ -7,6 +7,7 @@
 
 pub(crate) mod boards;
 pub(crate) mod bundle;
+pub(crate) mod cached;
 mod cases;
 mod counted;
 pub(crate) mod cpu;

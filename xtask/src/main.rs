@@ -70,6 +70,8 @@ const USAGE: &str =
          1 GiB shared by a server of this machine beside a client that sends and fetches whole blobs
   bench fleet deltas [--runs N] [--program FILE] [CASE]...
          what a changed version of 1 GiB costs who has the old one, beside casync and zchunk of Debian; some 10 GB of disk
+  bench fleet cached [--runs N]
+         a fresh board that fetches a pipeline of twelve stages, beside fetching its last files alone; judging a statement
   bench boards [--boards N]
          1,000 boards that take one output from a server of this machine, in turns and at once, beside 100
   bench site [--boards N] [--mib N] [--mdns] [--program FILE]
@@ -161,6 +163,7 @@ fn main() -> ExitCode {
         ["bench", "serve", ref rest @ ..] => bench::serve::run(rest),
         ["bench", "cuda", ref rest @ ..] => bench::cuda::run(rest),
         ["bench", "bundle", ref rest @ ..] => bench::bundle::run(rest),
+        ["bench", "fleet", "cached", ref rest @ ..] => bench::cached::run(rest),
         ["bench", "fleet", "deltas", ref rest @ ..] => bench::deltas::run(rest),
         ["bench", "fleet", ref rest @ ..] => bench::fleet::run(rest),
         ["bench", "boards", ref rest @ ..] => bench::boards::run(rest),
