@@ -22,6 +22,7 @@ pub mod mdns;
 pub mod nats;
 pub mod oci;
 pub mod paced;
+mod packed;
 pub mod peer;
 pub mod pieces;
 pub mod places;

@@ -4,6 +4,9 @@
 //! statement, index and chunks as output files: servers answer with results only while they have all of their files.
 //! <https://github.com/bazelbuild/remote-apis>, `build/bazel/remote/execution/v2/remote_execution.proto`.
 
+#[cfg(test)]
+mod served;
+
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::error::Error;
 use std::sync::Arc;
@@ -27,6 +30,7 @@ use tonic_prost::ProstCodec;
 
 use crate::address::Address;
 use crate::chunk::CHUNK_BYTES_MAX;
+use crate::packed;
 use crate::remote::{
     Blob, Contents, Entry, Found, Key, Range, Ranges, Remote, RemoteError, plain, told,
 };
@@ -35,6 +39,9 @@ use api::action_cache_client::ActionCacheClient;
 use api::capabilities_client::CapabilitiesClient;
 use api::content_addressable_storage_client::ContentAddressableStorageClient;
 use api::digest_function::Value::Sha256;
+
+const IDENTITY: i32 = api::compressor::Value::Identity as i32;
+const ZSTD: i32 = api::compressor::Value::Zstd as i32;
 
 /// A server in the same building is reached within milliseconds; a run must not stand still for one that is gone.
 const CONNECT_MAX: Duration = Duration::from_secs(3);
@@ -87,6 +94,8 @@ pub struct Client {
     name: String,
     token: Option<MetadataValue<Ascii>>,
     batch_bytes_max: usize,
+    /// Whether blobs may go and come packed.
+    packs: bool,
     /// Calls in a row that came to nothing.
     failures: AtomicU32,
 }
@@ -148,6 +157,8 @@ pub struct Capabilities {
     pub takes_entries: bool,
     /// What one message may carry.
     pub batch_bytes_max: usize,
+    /// Whether it takes blobs packed by Zstandard, and gives them out so.
+    pub packs: bool,
 }
 
 impl Client {
@@ -189,10 +200,11 @@ impl Client {
             address: address.clone(),
             token,
             batch_bytes_max: BATCH_BYTES_MAX,
+            packs: false,
             failures: AtomicU32::new(0),
         };
         let capabilities = client.capabilities(patience.answer)?;
-        client.batch_bytes_max = capabilities.batch_bytes_max;
+        (client.batch_bytes_max, client.packs) = (capabilities.batch_bytes_max, capabilities.packs);
         Ok((client, capabilities))
     }
 
@@ -218,7 +230,8 @@ impl Client {
                 self.wrong(format!("a message may have {most} bytes, and {least} are needed"))
             );
         }
-        Ok(Capabilities { takes_entries: updates.update_enabled, batch_bytes_max })
+        let packs = cache.supported_batch_update_compressors.contains(&ZSTD);
+        Ok(Capabilities { takes_entries: updates.update_enabled, batch_bytes_max, packs })
     }
 
     pub(crate) fn wrong(&self, problem: String) -> RemoteError {
@@ -341,7 +354,7 @@ impl Client {
         let message = api::BatchReadBlobsRequest {
             instance_name: self.address.instance.clone(),
             digests: once.into_iter().map(named).collect(),
-            acceptable_compressors: Vec::new(),
+            acceptable_compressors: self.packs.then_some(ZSTD).into_iter().collect(),
             digest_function: Sha256 as i32,
         };
         let request = self.request(message, BATCH_MAX);
@@ -349,17 +362,25 @@ impl Client {
         let wanted: HashMap<String, u32> =
             blobs.iter().map(|blob| (blob.digest.to_string(), blob.bytes)).collect();
         // Only what has the size of what was asked for: each may be given out as often as it was asked for.
-        let is_wanted = |digest: &api::Digest, data: &[u8]| {
-            wanted.get(&digest.hash).is_some_and(|bytes| data.len() == *bytes as usize)
+        let content = |digest: &api::Digest, data: Vec<u8>, compressor: i32| {
+            let bytes = *wanted.get(&digest.hash)? as usize;
+            match compressor {
+                IDENTITY => Some(data).filter(|data| data.len() == bytes),
+                ZSTD => packed::unpack(&data, bytes),
+                _ => None,
+            }
         };
         let mut found = HashMap::new();
         for response in answer.into_inner().responses {
             let code = response.status.map_or(Code::Ok, |status| Code::from(status.code));
             match (response.digest, code) {
-                (Some(digest), Code::Ok) if is_wanted(&digest, &response.data) => {
-                    found.insert(digest.hash, response.data);
+                (Some(digest), Code::Ok) => {
+                    let content = content(&digest, response.data, response.compressor);
+                    let content =
+                        content.ok_or_else(|| Status::data_loss("a blob has another size"))?;
+                    found.insert(digest.hash, content);
                 }
-                (_, Code::Ok) => return Err(Status::data_loss("a blob has another size")),
+                (None, Code::Ok) => return Err(Status::data_loss("a blob has no digest")),
                 (_, Code::NotFound) => {}
                 (_, code) => return Err(Status::new(code, "a blob cannot be read")),
             }
@@ -392,11 +413,22 @@ impl Client {
         }
     }
 
-    async fn write_batch(&self, blobs: &[(Blob, Vec<u8>)]) -> Result<(), Status> {
-        let one = |(blob, data): &(Blob, Vec<u8>)| api::batch_update_blobs_request::Request {
-            digest: Some(named(blob)),
-            data: data.clone(),
-            compressor: 0,
+    /// What of some blobs is sent packed.
+    fn packed(&self, blobs: &[(Blob, Vec<u8>)]) -> HashMap<Digest, Vec<u8>> {
+        let of = |(blob, data): &(Blob, Vec<u8>)| Some((blob.digest, packed::pack(data)?));
+        if self.packs { blobs.iter().filter_map(of).collect() } else { HashMap::new() }
+    }
+
+    async fn write_batch(
+        &self,
+        blobs: &[(Blob, Vec<u8>)],
+        packed: &HashMap<Digest, Vec<u8>>,
+    ) -> Result<(), Status> {
+        let one = |(blob, data): &(Blob, Vec<u8>)| {
+            let packed = packed.get(&blob.digest);
+            let compressor = if packed.is_some() { ZSTD } else { IDENTITY };
+            let (digest, data) = (Some(named(blob)), packed.unwrap_or(data).clone());
+            api::batch_update_blobs_request::Request { digest, data, compressor }
         };
         let message = api::BatchUpdateBlobsRequest {
             instance_name: self.address.instance.clone(),
@@ -469,8 +501,10 @@ impl Remote for Client {
     fn write(&self, blobs: &[(Blob, Vec<u8>)]) -> Result<(), RemoteError> {
         let batches = batches(blobs, self.batch_bytes_max, |(blob, _)| blob.bytes as usize);
         for some in batches.chunks(BATCHES_MAX) {
+            let packed: Vec<_> = some.iter().map(|batch| self.packed(batch)).collect();
             self.answered(async || {
-                try_join_all(some.iter().map(|batch| self.write_batch(batch))).await
+                let all = some.iter().zip(&packed);
+                try_join_all(all.map(|(batch, packed)| self.write_batch(batch, packed))).await
             })?;
         }
         Ok(())

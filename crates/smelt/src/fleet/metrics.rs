@@ -170,7 +170,7 @@ mod tests {
         }
         assert!(!gone.contains("round_trip") && !gone.contains("lock") && !gone.contains("board_"));
         let disk = Some(DiskUsage { used: 5, quota: None });
-        let capabilities = Capabilities { takes_entries: true, batch_bytes_max: 1 };
+        let capabilities = Capabilities { takes_entries: true, batch_bytes_max: 1, packs: false };
         let answer = Answer { round_trip: Duration::from_millis(2), capabilities, disk };
         let there = exposition(&survey(Ok(answer)));
         assert!(there.contains("smelt_fleet_server_round_trip_seconds 0.002\n"), "{there}");
