@@ -382,6 +382,8 @@ fn memory_is_reported(open: Open<'_>) {
         assert_eq!(report.place, before.place, "memory is where it was");
         let parts = [report.largest_bytes, report.free_bytes, report.total_bytes];
         assert!(parts.iter().flatten().is_sorted(), "a piece of what is free, of all: {report:?}");
+        let held = report.held_bytes().unwrap_or(u64::MAX);
+        assert!(report.own_bytes <= held, "nobody holds more than all: {report:?}");
     }
 }
 

@@ -27,12 +27,20 @@ pub struct MemoryReport {
     /// Bytes of the largest piece that can be had at once, where that is less than what is free: keys and values are
     /// given no more.
     pub largest_bytes: Option<u64>,
+    /// Bytes that this program's engines hold there, beside keys and values, and that no page of its own is: those of a
+    /// device's own memory, and of the host's those that the device was given.
+    pub own_bytes: u64,
 }
 
 impl MemoryReport {
     /// Of an engine that lives in the host's memory alone.
-    pub const HOST: Self =
-        Self { place: MemoryPlace::Host, total_bytes: None, free_bytes: None, largest_bytes: None };
+    pub const HOST: Self = Self {
+        place: MemoryPlace::Host,
+        total_bytes: None,
+        free_bytes: None,
+        largest_bytes: None,
+        own_bytes: 0,
+    };
 
     /// Bytes that can be had, as far as is said: what is free, but no more than the largest piece.
     pub fn room_bytes(&self) -> Option<u64> {
@@ -79,6 +87,7 @@ mod tests {
             total_bytes: Some(10),
             free_bytes,
             largest_bytes,
+            own_bytes: 0,
         };
         assert_eq!(report(Some(7), None).room_bytes(), Some(7));
         assert_eq!(report(Some(7), Some(3)).room_bytes(), Some(3));

@@ -270,6 +270,7 @@ mod tests {
             total_bytes: Some(16 << 30),
             free_bytes: Some(4 << 30),
             largest_bytes: None,
+            own_bytes: 0,
         }
     }
 

@@ -374,6 +374,7 @@ impl Decoder for SimulatedDecoder {
                 total_bytes: Some(total),
                 free_bytes: Some(total.saturating_sub(held)),
                 largest_bytes: None,
+                own_bytes: 0,
             },
         }
     }

@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use cuda::{cards, open};
+pub use cuda::{cards, held_bytes, open};
 pub use error::DriverError;
 pub use library::{NoCard, VARIABLE};
 pub use mapped::map_file;
@@ -81,6 +81,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`DriverError`]; so for every call.
     fn memory_info(&self) -> Result<MemoryInfo, DriverError>;
+
+    /// Bytes of the device's memory that this program holds, by whichever driver of the card: what was allocated or mapped,
+    /// and not given back.  What the driver itself takes is not among them.
+    fn held_bytes(&self) -> u64;
 
     /// Takes `bytes` of the device's memory, aligned to 256 bytes; what they hold is anything.
     ///

@@ -25,7 +25,7 @@ pub use address::DeviceAddress;
 pub use card::{CardFacts, Sm};
 pub use driver::{
     CapturedGraph, Driver, DriverError, EventId, GraphExec, HostBytes, MemoryInfo, Module, NoCard,
-    Priority, Stream, cards, open,
+    Priority, Stream, cards, held_bytes, open,
 };
 pub use launch::{Arg, Function, Launch, LaunchArgs};
 pub use stopwatch::Stopwatch;

@@ -243,6 +243,10 @@ impl Driver for RecordingDriver {
         self.call(Call::named("memory_info"), |state| Ok(state.memory.info()))
     }
 
+    fn held_bytes(&self) -> u64 {
+        self.held().device_bytes
+    }
+
     fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DriverError> {
         self.call(Call::named("allocate"), |state| state.memory.take(Place::Device, bytes))
     }

@@ -53,6 +53,7 @@ pub fn table(
     history: &[MeasuredAnswer],
 ) -> FitTable {
     let budget_bytes = wanted.memory_bytes.unwrap_or_else(|| device.budget_bytes());
+    let device = &device.held_to(wanted.memory_bytes);
     let weigh = Weigh { model, device, budget_bytes, history };
     let places = weigh.places(wanted);
     let best = weigh.best(&places, wanted);

@@ -100,6 +100,15 @@ impl DeviceProfile {
         (self.memory_bytes - self.memory_bytes / 10).saturating_sub(OTHERS_BYTES)
     }
 
+    /// The same where a model may hold no more than so many bytes, of a GPU's own memory either.
+    pub(crate) fn held_to(&self, bytes_max: Option<u64>) -> Self {
+        let mut held = self.clone();
+        if let (Some(most), Some(gpu)) = (bytes_max, &mut held.gpu) {
+            gpu.free_bytes = gpu.budget_bytes().map(|budget| budget.min(most)).or(gpu.free_bytes);
+        }
+        held
+    }
+
     /// The memory that a device needs so that a model may hold so many bytes.
     pub fn memory_for(held_bytes: u64) -> u64 {
         (held_bytes.saturating_add(OTHERS_BYTES) as f64 / 0.9) as u64

@@ -104,7 +104,8 @@ fn place_of_card() -> MemoryPlace {
 fn of_card() -> MemoryReport {
     let Ok(card) = cards::card() else { return MemoryReport::HOST };
     if card.unified {
-        return MemoryReport { place: MemoryPlace::Unified, ..MemoryReport::HOST };
+        let own_bytes = smelt_cuda::held_bytes(card.ordinal);
+        return MemoryReport { place: MemoryPlace::Unified, own_bytes, ..MemoryReport::HOST };
     }
     let info = smelt_cuda::open(card.ordinal).ok().and_then(|driver| driver.memory_info().ok());
     MemoryReport {
@@ -112,6 +113,7 @@ fn of_card() -> MemoryReport {
         total_bytes: Some(card.memory_bytes),
         free_bytes: info.map(|info| info.free_bytes),
         largest_bytes: None,
+        own_bytes: smelt_cuda::held_bytes(card.ordinal),
     }
 }
 

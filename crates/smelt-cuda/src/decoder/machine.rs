@@ -166,6 +166,11 @@ impl Machine {
         self.driver.memory_info()
     }
 
+    /// Bytes of the card that this program holds.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.driver.held_bytes()
+    }
+
     /// Waits until nothing is left on the stream.
     pub(super) fn synchronize(&mut self) -> Result<(), DriverError> {
         self.stream.synchronize()?;

@@ -111,6 +111,11 @@ impl PagePool {
         self.page_bytes
     }
 
+    /// Bytes of the device behind it.
+    pub(super) fn mapped_bytes(&self) -> u64 {
+        self.area.as_ref().map_or(0, Reservation::mapped_bytes)
+    }
+
     /// Most pages that slots may hold.
     pub(super) fn capacity(&self) -> usize {
         self.capacity

@@ -262,6 +262,7 @@ impl Decoder for CudaDecoder {
             total_bytes: Some(total),
             free_bytes: Some(free),
             largest_bytes: None,
+            own_bytes: self.machine.held_bytes().saturating_sub(self.pool.mapped_bytes()),
         }
     }
 

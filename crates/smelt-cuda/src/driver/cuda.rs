@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::mem;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -207,6 +208,23 @@ struct Made {
     /// Kernels that were found, and the shared memory that they were told to have.
     kernels: HashMap<(u64, Function), (Raw, u32)>,
     pieces: BTreeMap<u64, Piece>,
+    /// Bytes of the device in them.
+    device_bytes: u64,
+}
+
+/// Cards that are told apart; a host has sixteen at the most.
+const CARDS_TOLD: usize = 64;
+
+/// Bytes of each card that drivers of this program hold.
+static HELD_BYTES: [AtomicU64; CARDS_TOLD] = [const { AtomicU64::new(0) }; CARDS_TOLD];
+
+fn held(ordinal: u32) -> &'static AtomicU64 {
+    &HELD_BYTES[ordinal as usize % CARDS_TOLD]
+}
+
+/// Bytes of the `ordinal`th card that this program holds; no library is asked.
+pub fn held_bytes(ordinal: u32) -> u64 {
+    held(ordinal).load(Ordering::Relaxed)
 }
 
 /// Memory that may be copied.
@@ -277,6 +295,16 @@ impl CudaDriver {
         // SAFETY: the context lives as long as this value.
         let result = unsafe { sys::cuCtxSetCurrent(self.context as sys::CUcontext) };
         check(result, Tried::Call("enter"))
+    }
+
+    fn took(&self, bytes: u64) {
+        self.made().device_bytes += bytes;
+        held(self.card.ordinal).fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn gave_back(&self, bytes: u64) {
+        self.made().device_bytes -= bytes;
+        held(self.card.ordinal).fetch_sub(bytes, Ordering::Relaxed);
     }
 
     fn raw(&self, id: u64, call: &'static str) -> Result<Raw, DriverError> {
@@ -442,6 +470,8 @@ impl Drop for CudaDriver {
         // SAFETY: the context was made by `new`, and nothing of this value uses it any more.  It takes all that was made in
         // it along; registered memory is let go after.
         let _ = unsafe { sys::cuCtxDestroy_v2(self.context as sys::CUcontext) };
+        let left = self.made().device_bytes;
+        self.gave_back(left);
     }
 }
 
@@ -459,17 +489,23 @@ impl Driver for CudaDriver {
         Ok(MemoryInfo { free_bytes: free as u64, total_bytes: total as u64 })
     }
 
+    fn held_bytes(&self) -> u64 {
+        held_bytes(self.card.ordinal)
+    }
+
     fn allocate(&self, bytes: u64) -> Result<DeviceAddress, DriverError> {
         self.enter()?;
         let mut at: sys::CUdeviceptr = 0;
         // SAFETY: the pointer is to a live number.
         let result = unsafe { sys::cuMemAlloc_v2(&raw mut at, bytes as usize) };
         check(result, Tried::Memory("allocate", bytes))?;
+        self.took(bytes);
         Ok(self.add_piece(at, bytes, Kind::Device))
     }
 
     fn free(&self, address: DeviceAddress) -> Result<(), DriverError> {
-        self.take_piece(address, |kind| matches!(kind, Kind::Device), "free")?;
+        let piece = self.take_piece(address, |kind| matches!(kind, Kind::Device), "free")?;
+        self.gave_back(piece.bytes);
         self.enter()?;
         // SAFETY: it was given by `cuMemAlloc` and not given back before.
         check(unsafe { sys::cuMemFree_v2(address.0) }, Tried::Call("free"))
@@ -512,14 +548,18 @@ impl Driver for CudaDriver {
         check(self.allow(address, bytes), Tried::Memory("map", bytes)).inspect_err(|_| {
             // SAFETY: it was mapped just now.
             let _ = unsafe { sys::cuMemUnmap(address.0, bytes as usize) };
-        })
+        })?;
+        self.took(bytes);
+        Ok(())
     }
 
     fn unmap(&self, address: DeviceAddress, bytes: u64) -> Result<(), DriverError> {
         self.within(address, bytes, "unmap")?;
         self.enter()?;
         // SAFETY: the range is part of one that is reserved; the library knows what was mapped.
-        check(unsafe { sys::cuMemUnmap(address.0, bytes as usize) }, Tried::Call("unmap"))
+        let result = unsafe { sys::cuMemUnmap(address.0, bytes as usize) };
+        self.gave_back(bytes);
+        check(result, Tried::Call("unmap"))
     }
 
     fn allocate_host(&self, bytes: u64) -> Result<DeviceAddress, DriverError> {

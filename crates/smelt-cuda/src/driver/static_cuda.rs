@@ -28,3 +28,8 @@ pub fn cards() -> Result<Vec<CardFacts>, NoCard> {
 pub fn open(_ordinal: u32) -> Result<Arc<dyn Driver>, NoCard> {
     Err(unfit())
 }
+
+/// Nothing, of cards that nobody can open.
+pub fn held_bytes(_ordinal: u32) -> u64 {
+    0
+}

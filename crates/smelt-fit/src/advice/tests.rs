@@ -315,6 +315,19 @@ fn a_gpu_without_memory_of_its_own_shares_one_pool_and_another_has_two() {
     assert!(own.why.contains("of the GPU's memory, and 384 MiB of"), "{}", own.why);
 }
 
+/// A model whose weights alone are more than the GPU may hold is not for it.
+#[test]
+fn what_a_person_allows_holds_of_a_gpu_s_memory_too() {
+    let allowed = |mib: u64| {
+        let wanted = Wanted { memory_bytes: Some(mib * MIB), ..Wanted::default() };
+        table(&model(1_000), &with_card("NVIDIA H200"), &wanted)
+    };
+    let (much, little) = (allowed(4_000), allowed(600));
+    assert_eq!((target(&much), much.gpu_budget_bytes), (Some("cuda-sm90"), Some(4_000 * MIB)));
+    assert_ne!(target(&little), Some("cuda-sm90"));
+    assert!(little.without_gpu.as_ref().is_some_and(|why| why.contains("holds")), "{little:?}");
+}
+
 #[test]
 fn what_is_not_built_here_is_told_with_what_to_do_and_not_advised() {
     let device = with_engines(orin(), Some("cuda-sm87"), Some("no NVRTC; run pip"));

@@ -668,6 +668,7 @@ fn give_memory(
         place: MemoryPlace::Host,
         available: machine.mem_available_bytes.unwrap_or(u64::MAX),
         resident: own.map_or(0, |own| own.rss_bytes),
+        taken: 0,
         cap: options.memory_max,
         pictures,
         preparing: options.preparing_bytes,
@@ -731,8 +732,12 @@ mod tests {
         assert_eq!(given(Host, 20, None), Ok(40), "the machine has more than full slots take");
         assert_eq!((given(Device, 20, None), given(Unified, 20, None)), (Ok(18), Ok(18)));
         assert_eq!(given(Device, 1000, None), Ok(40), "no more than full slots take");
-        assert_eq!(given(Device, 20, Some(1)), Ok(18), "a cap of the process is not the device's");
-        assert!(given(Host, 20, Some(1)).is_err() && given(Unified, 20, Some(1)).is_err());
+        assert_eq!(
+            given(Device, 20, Some(1 << 30)),
+            Ok(18),
+            "the host's pages are none of a device"
+        );
+        assert!([Host, Unified, Device].iter().all(|place| given(*place, 20, Some(1)).is_err()));
         let error = given(Device, 2, None).unwrap_err().to_string();
         assert!(error.contains("MiB of the device's memory, but one block"), "{error}");
     }

@@ -26,9 +26,11 @@ pub(super) struct Memory {
     pub(super) place: MemoryPlace,
     /// Bytes that are left there, once the engines have run.
     pub(super) available: u64,
-    /// Bytes that this process takes, weights included; of a device's own memory, those that anybody takes.
+    /// Bytes that this process takes there, weights included.
     pub(super) resident: u64,
-    /// Bytes that this process may take at most.
+    /// Bytes that anybody takes of a device's own memory.
+    pub(super) taken: u64,
+    /// Bytes that this process may take there at most.
     pub(super) cap: Option<u64>,
     /// Bytes that pictures may take beside keys and values.
     pub(super) pictures: u64,
@@ -42,21 +44,24 @@ impl Memory {
     /// The same for a decoder that says this of its memory; `kept` are the bytes of pictures that may lie beside its keys
     /// and values.
     ///
-    /// A device's own memory is none of the machine's: no cap of the process counts there, and neither pixels nor texts
-    /// lie there.  Of memory that both use, each knows what is left.
+    /// A device's own memory is none of the machine's: the cap holds there by itself, and neither pixels nor texts lie there.
+    /// Of memory that both use, each knows what is left, and what the device was given is no page of the process.
     pub(super) fn of(self, report: &MemoryReport, kept: u64) -> Self {
         let room = report.room_bytes().unwrap_or(u64::MAX);
-        let resident = report.held_bytes().unwrap_or_default();
         match report.place {
             place @ MemoryPlace::Host => Self { place, ..self },
-            place @ MemoryPlace::Unified => {
-                Self { place, available: self.available.min(room), ..self }
-            }
+            place @ MemoryPlace::Unified => Self {
+                place,
+                available: self.available.min(room),
+                resident: self.resident + report.own_bytes,
+                ..self
+            },
             place @ MemoryPlace::Device => Self {
                 place,
                 available: room,
-                resident,
-                cap: None,
+                resident: report.own_bytes,
+                taken: report.held_bytes().unwrap_or_default(),
+                cap: self.cap,
                 pictures: self.pictures.min(kept),
                 preparing: 0,
                 kv: self.kv,
@@ -110,13 +115,15 @@ pub struct DoesNotFit {
     pub block_bytes: u64,
     /// Tokens of a block.
     pub block_tokens: u64,
-    /// Bytes that the process takes without them; of a device's own memory, those that are taken of it.
+    /// Bytes that the process takes there without them.
     pub resident: u64,
+    /// Bytes that anybody takes of a device's own memory.
+    pub taken: u64,
     /// Bytes that pictures may take.
     pub pictures: u64,
     /// Bytes that requests may take while they are prepared.
     pub preparing: u64,
-    /// Bytes of the whole process from which on a cap suffices.
+    /// Bytes from which on a cap suffices.
     pub suffices: u64,
 }
 
@@ -125,9 +132,10 @@ impl std::error::Error for DoesNotFit {}
 impl fmt::Display for DoesNotFit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { place, room, block_bytes, block_tokens, resident, .. } = *self;
-        let Self { pictures, preparing, suffices, .. } = *self;
-        let [room, resident, pictures, preparing] =
-            [room, resident, pictures, preparing].map(|bytes| bytes >> 20);
+        let Self { taken, pictures, preparing, suffices, .. } = *self;
+        let [room, resident, taken, pictures, preparing] =
+            [room, resident, taken, pictures, preparing].map(|bytes| bytes >> 20);
+        let suffices = suffices.div_ceil(1 << 20);
         let of = if place == MemoryPlace::Device { " of the device's memory" } else { "" };
         let block = block_bytes >> 10;
         write!(
@@ -137,12 +145,11 @@ impl fmt::Display for DoesNotFit {
         match place {
             MemoryPlace::Device => write!(
                 f,
-                "({resident} MiB of it are taken, {pictures} MiB are for pictures): free the device's memory, raise --kv-memory, or use --kv int8"
+                "({taken} MiB of it are taken, {resident} MiB by this process, {pictures} MiB are for pictures): free the device's memory, raise --memory (from {suffices} MiB on it suffices) or --kv-memory, or use --kv int8"
             ),
             MemoryPlace::Host | MemoryPlace::Unified => write!(
                 f,
-                "(the process takes {resident} MiB, {pictures} MiB are for pictures, {preparing} MiB for requests that are prepared): free memory, raise --memory (from {} MiB on it suffices) or --kv-memory, or use --kv int8",
-                suffices.div_ceil(1 << 20)
+                "(the process takes {resident} MiB, {pictures} MiB are for pictures, {preparing} MiB for requests that are prepared): free memory, raise --memory (from {suffices} MiB on it suffices) or --kv-memory, or use --kv int8"
             ),
         }
     }
@@ -189,7 +196,7 @@ const LEFT_TO_OTHERS: f64 = 0.1;
 /// # Errors
 /// [`DoesNotFit`] if not even the shortest context has room.
 pub(super) fn plan(memory: &Memory, sizes: &KvSizes) -> Result<KvPlan, DoesNotFit> {
-    let Memory { place, available, resident, cap, kv, .. } = *memory;
+    let Memory { place, available, resident, taken, cap, kv, .. } = *memory;
     let Memory { pictures: of_pictures, preparing: of_preparing, .. } = *memory;
     let (pictures, preparing) = (pictures(of_pictures, cap), preparing(of_preparing, cap));
     let beside = pictures + preparing;
@@ -211,6 +218,7 @@ pub(super) fn plan(memory: &Memory, sizes: &KvSizes) -> Result<KvPlan, DoesNotFi
             block_bytes,
             block_tokens,
             resident,
+            taken,
             pictures,
             preparing,
             suffices,
@@ -239,7 +247,7 @@ mod tests {
     fn memory(kv: KvMemory) -> Memory {
         let (place, pictures, preparing) = (MemoryPlace::Host, 10 * MIB, 0);
         let (available, resident, cap) = (100 * MIB, 50 * MIB, None);
-        Memory { place, available, resident, cap, pictures, preparing, kv }
+        Memory { place, available, resident, taken: 0, cap, pictures, preparing, kv }
     }
 
     #[track_caller]
@@ -281,14 +289,14 @@ mod tests {
 
     fn report(place: MemoryPlace, total: u64, free: u64) -> MemoryReport {
         let (total_bytes, free_bytes) = (Some(total * MIB), Some(free * MIB));
-        MemoryReport { place, total_bytes, free_bytes, largest_bytes: None }
+        MemoryReport { place, total_bytes, free_bytes, largest_bytes: None, own_bytes: 0 }
     }
 
     #[test]
     fn a_device_is_divided_by_its_own_memory() {
-        let host = Memory { preparing: 20 * MIB, cap: Some(80 * MIB), ..memory(KvMemory::Free) };
+        let host = Memory { preparing: 20 * MIB, ..memory(KvMemory::Free) };
         let device = report(MemoryPlace::Device, 1000, 60);
-        // What pictures keep may lie there; what is read and prepared does not, and no cap counts.
+        // What pictures keep may lie there; what is read and prepared does not.
         check(host.of(&device, 4 * MIB), 50, 1000, 3);
         let little = Memory { available: MIB, resident: 900 * MIB, ..host };
         check(little.of(&device, 4 * MIB), 50, 1000, 3);
@@ -300,8 +308,25 @@ mod tests {
         let error = plan(&host.of(&full, 0), &SIZES).unwrap_err().to_string();
         assert_eq!(
             error,
-            "keys and values may take 0 MiB of the device's memory, but one block for 64 tokens takes 1024 KiB and an answer needs two (999 MiB of it are taken, 0 MiB are for pictures): free the device's memory, raise --kv-memory, or use --kv int8"
+            "keys and values may take 0 MiB of the device's memory, but one block for 64 tokens takes 1024 KiB and an answer needs two (999 MiB of it are taken, 0 MiB by this process, 0 MiB are for pictures): free the device's memory, raise --memory (from 2 MiB on it suffices) or --kv-memory, or use --kv int8"
         );
+    }
+
+    #[test]
+    fn a_cap_holds_of_a_device_s_memory_as_of_the_machine_s() {
+        let capped = Memory { cap: Some(80 * MIB), ..memory(KvMemory::Free) };
+        let of = |place, own_mib: u64| {
+            let own_bytes = own_mib * MIB;
+            let report = MemoryReport { own_bytes, ..report(place, 1000, 900) };
+            plan(&capped.of(&report, 4 * MIB), &SIZES)
+        };
+        let mib = |plan: Result<KvPlan, DoesNotFit>| plan.unwrap().bytes / MIB;
+        // The process takes 50 MiB of the host's beside pictures; of its own memory the device has what engines hold.
+        assert_eq!((mib(of(MemoryPlace::Device, 0)), mib(of(MemoryPlace::Device, 60))), (76, 16));
+        assert_eq!((mib(of(MemoryPlace::Unified, 0)), mib(of(MemoryPlace::Unified, 15))), (20, 5));
+        let error = of(MemoryPlace::Device, 79).unwrap_err();
+        assert_eq!((error.resident, error.taken, error.suffices), (79 * MIB, 100 * MIB, 85 * MIB));
+        assert_eq!(of(MemoryPlace::Unified, 60).unwrap_err().resident, 110 * MIB);
     }
 
     #[test]
@@ -327,6 +352,7 @@ mod tests {
                 ..memory(KvMemory::Free)
             };
             let (total, free, largest, kept) = (mib(3000), mib(3000), mib(3000), mib(300));
+            let own_bytes = mib(500);
             let cap = random.coin().then(|| random.below(2000) as u64 * MIB);
             let part = random.unit().max(0.01).into();
             let kv = random.pick(&[KvMemory::Free, KvMemory::Part(part), KvMemory::Bytes(total)]);
@@ -337,6 +363,7 @@ mod tests {
                 total_bytes: Some(total),
                 free_bytes: Some(free.min(total)),
                 largest_bytes: random.coin().then_some(largest.min(free.min(total))),
+                own_bytes,
             };
             let host = Memory { cap, kv, ..host };
             let Ok(plan) = plan(&host.of(&report, kept), &SIZES) else { continue };
@@ -345,8 +372,13 @@ mod tests {
             let is_machines = place != MemoryPlace::Device;
             assert!(!is_own || plan.bytes <= room, "seed {seed}: {plan:?} of {report:?}");
             assert!(!is_machines || plan.bytes <= host.available, "seed {seed}: {plan:?}");
-            let left = cap.map_or(u64::MAX, |cap| cap.saturating_sub(host.resident));
-            assert!(!is_machines || plan.bytes <= left, "seed {seed}: {plan:?}");
+            let held = match place {
+                MemoryPlace::Host => host.resident,
+                MemoryPlace::Unified => host.resident + own_bytes,
+                MemoryPlace::Device => own_bytes,
+            };
+            let left = cap.map_or(u64::MAX, |cap| cap.saturating_sub(held));
+            assert!(plan.bytes <= left, "seed {seed}: {plan:?}");
         }
     }
 

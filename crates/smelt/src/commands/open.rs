@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_backend::{Heading as EngineHeading, KvOptions, MemoryPlace, OpenError};
+use smelt_backend::{Heading as EngineHeading, KvOptions, MemoryPlace, MemoryReport, OpenError};
+use smelt_exec::served;
 #[cfg(feature = "build")]
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
 use smelt_runtime::deployment::{self, Deployment, DeploymentError, Serving};
@@ -149,6 +150,18 @@ pub(super) fn device_room(dir: &Path) -> Option<u64> {
     let engines = heading(dir).ok()?.engines;
     let apart = engines.iter().filter(|engine| is_apart(engine));
     apart.filter_map(|engine| BACKENDS.memory(engine).ok()?.room_bytes()).min()
+}
+
+/// The most that this process holds of one memory, where the engines of the deployment in `dir` are: of the machine's, with what
+/// a card was given of it, or of a card's own.
+pub(super) fn held_bytes(dir: &Path) -> u64 {
+    let host = served::own_bytes();
+    let engines = heading(dir).map(|heading| heading.engines).unwrap_or_default();
+    let held = |report: MemoryReport| match report.place {
+        MemoryPlace::Unified => host + report.own_bytes,
+        MemoryPlace::Host | MemoryPlace::Device => report.own_bytes,
+    };
+    engines.iter().filter_map(|dir| BACKENDS.memory(dir).ok()).map(held).fold(host, u64::max)
 }
 
 /// Opens the deployment in `dir`, compares it with its digests once a boot, and tells `loading` how far that is.

@@ -302,9 +302,9 @@ impl Load {
     }
 
     /// Refuses an encoder that has read its longest text where this process then holds more than it may.
-    fn holds_encoder(&self, serving: &Serving) -> Result<(), Unfit<Failed>> {
+    fn holds_encoder(&self, dir: &Path, serving: &Serving) -> Result<(), Unfit<Failed>> {
         let cap = self.limits.memory_max.or(serving.memory_bytes_max);
-        let held = served::own_bytes();
+        let held = open::held_bytes(dir);
         match cap.filter(|cap| held > *cap) {
             None => Ok(()),
             Some(cap) => {
@@ -394,7 +394,7 @@ impl Load {
             loading.runs(0.0, WARMING_UP);
             let service = EmbedService::start(encoder, self.limits.queue_max);
             let service = service.map_err(encoder_failed)?;
-            self.holds_encoder(&serving)?;
+            self.holds_encoder(dir, &serving)?;
             return Ok(Running::Embeds(service));
         }
         if does == Does::Scores {
@@ -402,7 +402,7 @@ impl Load {
             loading.runs(0.0, WARMING_UP);
             let service = EmbedService::start(encoder, self.limits.queue_max);
             let service = service.map_err(encoder_failed)?;
-            self.holds_encoder(&serving)?;
+            self.holds_encoder(dir, &serving)?;
             return Ok(Running::Scores(service));
         }
         let batch = self.batch.map(usize::from).or(serving.slots).unwrap_or(BATCH_USUAL);
