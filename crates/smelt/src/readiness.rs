@@ -13,7 +13,7 @@ use smelt_doctor::{Finding, Fix, Severity};
 use smelt_engine::onnxruntime;
 use smelt_plan::device::{Facts, words};
 use smelt_plan::kind::engine_build::GraphBackend;
-use smelt_plan::kind::verify::WEIGHTS_ONLY;
+use smelt_plan::kind::verify::{RUNTIME, WEIGHTS_ONLY};
 use smelt_plan::kind::{BACKEND, SECRETS, TARGET, TOOL, WRITES};
 use smelt_plan::pipeline::{InputRef, PipelineError, StageSpec};
 use smelt_plan::{Kind, Pipeline, Plan, Side, StageId, share};
@@ -111,8 +111,11 @@ fn needs(pipeline: &Pipeline, here: &Facts, spec: &StageSpec, folder: &Path) -> 
             needs.extend(tensorrt(spec).into_iter().flatten());
             needs.extend(builder(spec));
         }
-        Kind::Verify => needs.extend(card(pipeline, spec)),
-        Kind::Deployment => needs.extend(server(spec, folder)),
+        Kind::Verify => {
+            needs.extend(card(pipeline, spec));
+            needs.extend(started(spec, RUNTIME, folder));
+        }
+        Kind::Deployment => needs.extend(started(spec, "server", folder)),
         _ => {}
     }
     needs.extend(facts(here, spec));
@@ -189,9 +192,9 @@ fn programs<'a>(spec: &'a StageSpec, folder: &'a Path) -> impl Iterator<Item = N
     all.flat_map(move |(id, name)| of_program(spec, folder, id, name, &arguments(name)))
 }
 
-/// Another program's server that is to answer, if one is.
-fn server(spec: &StageSpec, folder: &Path) -> Vec<Need> {
-    let words = tools::texts(&spec.params, "server");
+/// Another program that is to answer by the words of a field, if one is.
+fn started(spec: &StageSpec, field: &str, folder: &Path) -> Vec<Need> {
+    let words = tools::texts(&spec.params, field);
     let of = |name: &&str| of_program(spec, folder, "program", name, &words);
     words.first().map(of).unwrap_or_default()
 }

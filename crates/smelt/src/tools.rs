@@ -19,6 +19,7 @@ use serde_json::Value;
 use smelt_plan::device::Facts;
 use smelt_plan::explain::bounded;
 use smelt_plan::kind::engine_build::GraphBackend;
+use smelt_plan::kind::verify::RUNTIME;
 use smelt_plan::kind::{BACKEND, TOOL, WRITES};
 use smelt_plan::pipeline::StageSpec;
 use smelt_plan::plan::{Pin, Stage, Tool};
@@ -82,6 +83,7 @@ fn of_stage(
     let named = match spec.kind {
         Kind::Command => named(spec, beside, store.root(), file)?,
         Kind::EngineBuild => builders(spec, file)?,
+        Kind::Verify => runtime(spec, beside, file)?,
         _ => Vec::new(),
     };
     let (mut found, mut unread): (Vec<Tool>, _) = (Vec::new(), None);
@@ -120,6 +122,10 @@ impl<'a> Beside<'a> {
         let here = if folder == Path::new("") { Path::new(".") } else { folder };
         Self { folder, real: fs::canonicalize(here).ok() }
     }
+
+    fn holds(&self, path: &Path) -> bool {
+        self.real.as_ref().is_some_and(|folder| path.starts_with(folder))
+    }
 }
 
 /// What a stage names by path or declares, each with what interprets it.
@@ -143,7 +149,7 @@ fn named(
     };
     for word in argv.iter().skip(1) {
         let path = Path::new(word);
-        let is_beside = beside.real.as_ref().is_some_and(|folder| path.starts_with(folder));
+        let is_beside = beside.holds(path);
         let all = paths_in(word).filter(|path| is_program(path));
         let all = all.chain((is_beside && is_file(path)).then_some(path));
         let all = all.filter(|path| is_fit(path));
@@ -168,6 +174,29 @@ fn named(
     let interpreters: Vec<Named> = found.iter().filter_map(interpreter).collect();
     found.extend(interpreters);
     Ok(found)
+}
+
+/// What runs the engine that a stage asks, where that is another program, and scripts beside the pipeline that it is told to run.
+fn runtime(spec: &StageSpec, beside: &Beside<'_>, file: &str) -> Result<Vec<Named>, Failed> {
+    let words = texts(&spec.params, RUNTIME);
+    let Some((&name, arguments)) = words.split_first() else { return Ok(Vec::new()) };
+    if name.contains('/') && !Path::new(name).is_absolute() {
+        let stage = &spec.name;
+        let what = format!(
+            "{file}: stage \"{stage}\": \"runtime\" starts {name}: write where it lies, from / on"
+        );
+        return Err(Failed::new(Exit::BadPipeline, what));
+    }
+    let missing = || missing(file, &spec.name, name);
+    let program = on_path(name, beside.folder).or_else(|| at_vendor(name)).ok_or_else(missing)?;
+    let libraries = env::var("LD_LIBRARY_PATH").ok();
+    let parts = Parts::of(&program, libraries.as_deref()).files.into_iter();
+    let parts = parts.map(|(part, file)| (format!("{name}: {part}"), file));
+    let is_script = |path: &&Path| is_program(path) || beside.holds(path) && is_file(path);
+    let scripts =
+        arguments.iter().map(Path::new).filter(|path| path.is_absolute()).filter(is_script);
+    let scripts = scripts.map(|path| (path.to_string_lossy().into_owned(), path.to_owned()));
+    Ok([(name.to_owned(), program)].into_iter().chain(parts).chain(scripts).collect())
 }
 
 /// What builds a stage's engine, where that is a vendor's.

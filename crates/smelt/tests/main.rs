@@ -37,6 +37,7 @@ mod quantization;
 mod removal;
 mod rerank;
 mod router;
+mod runtime;
 mod secrets;
 mod serve;
 mod serve_guard;

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::definition::{Absent, Definition, Field, Takes, field};
 use super::words::KvForm;
 use super::{
-    ANY_CHECKPOINT, CHECKPOINT, ENGINES, Kind, LLM_ENGINES, PROOF, SEQ_LEN_MAX, SLOTS_MAX,
+    ANY_CHECKPOINT, CHECKPOINT, ENGINES, FOREIGN, LLM_ENGINES, PROOF, SEQ_LEN_MAX, SLOTS_MAX,
 };
 
 /// More tiles of one picture than models are trained with (InternVL's 12, its video's 40).
@@ -18,8 +18,6 @@ const IMAGE_TOKENS_MAX: u64 = SEQ_LEN_MAX;
 const ANSWERING: [&str; 5] = ["max-seq-len", "slots", "tiles", "frames", "kv"];
 /// The longest start of a server: a large model on a slow card.
 const START_S_MAX: u64 = 3600;
-/// What another program's server reads: whatever a program made, or a checkpoint in a form of other tools.
-const FOREIGN: Takes = Takes::Stage(&[Kind::Command, Kind::Quantize]);
 /// What is said of another program's server.
 const SERVER: [&str; 6] = ["engine", "server", "health", "start-seconds", "fields", "prompts"];
 /// What a CLIP beside a deployment is made of.
@@ -133,9 +131,9 @@ fn of_server(is_given: &dyn Fn(&str) -> bool) -> Option<&'static str> {
             "another program's server needs the keys \"model\", \"engine\" and \"server\"",
         );
     }
-    let own = ["checkpoint", "vision", "llm", "encoder", "verified", "thresholds", "image-tokens"];
+    let own = ["checkpoint", "vision", "llm", "encoder", "thresholds", "image-tokens"];
     let own = own.into_iter().chain(["max-seq-len", "tiles", "frames", "kv"]).chain(CLIP);
     own.into_iter().any(is_given).then_some(
-        "what another program's server answers has \"model\", \"engine\", \"server\", \"health\", \"start-seconds\", \"fields\", \"prompts\", \"slots\" and \"memory\" alone",
+        "what another program's server answers has \"model\", \"engine\", \"server\", \"health\", \"start-seconds\", \"fields\", \"prompts\", \"verified\", \"slots\" and \"memory\" alone",
     )
 }

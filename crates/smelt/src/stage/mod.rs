@@ -16,6 +16,7 @@ mod kernels;
 mod llm_engine_build;
 mod onnx_export;
 mod quantize;
+mod runtime;
 mod source;
 mod strict;
 mod tensorrt;

@@ -12,6 +12,7 @@ use smelt_engine::onnxruntime;
 use smelt_exec::{ProcessSpec, Task};
 use smelt_hub::Settings;
 use smelt_plan::kind::engine_build::GraphBackend;
+use smelt_plan::kind::verify::RUNTIME;
 use smelt_plan::kind::{BACKEND, NEEDS_CAPABILITIES, SECRETS, TOOL, WRITES};
 use smelt_plan::tokens::Lease;
 use smelt_plan::validity::Validity;
@@ -47,7 +48,7 @@ fn native(task: &Task<'_>, worker: &Worker) -> ProcessSpec {
     let compilers = worker.compiles_kernels.then(compilers).flatten();
     let tensorrt = worker.asks_tensorrt.then(|| tensorrt(task)).into_iter().flatten();
     let libraries = runtime.into_iter().chain(compilers).chain(driver()).chain(tensorrt);
-    let libraries = libraries.chain(server(task));
+    let libraries = libraries.chain(answering(task));
     let (fetching, mut writes) = if request.fetch.is_some() { hub() } else { Default::default() };
     writes.extend(request.kept.clone());
     ProcessSpec {
@@ -105,10 +106,10 @@ fn tensorrt(task: &Task<'_>) -> impl Iterator<Item = (String, String)> + use<> {
     folder.into_iter().chain(names.filter_map(ours))
 }
 
-/// What another program's server is found by, and finds its libraries and models by, where a stage starts one.
-fn server(task: &Task<'_>) -> impl Iterator<Item = (String, String)> + use<> {
+/// What another program is found by, and finds its libraries and models by, where a stage starts one that answers.
+fn answering(task: &Task<'_>) -> impl Iterator<Item = (String, String)> + use<> {
     const NAMES: [&str; 3] = ["PATH", "LD_LIBRARY_PATH", "HOME"];
-    let is_started = task.attempt.params.contains_key("server");
+    let is_started = ["server", RUNTIME].iter().any(|name| task.attempt.params.contains_key(*name));
     let names = NAMES.into_iter().filter(move |_| is_started);
     names.filter_map(|name| Some((name.to_owned(), env::var(name).ok()?)))
 }

@@ -17,6 +17,7 @@ use smelt_plan::kind::deployment::Deployment;
 use smelt_plan::kind::engine_build::{EngineBuild, GraphBackend};
 use smelt_plan::kind::llm_engine_build::LlmEngineBuild;
 use smelt_plan::kind::quantize::Quantize;
+use smelt_plan::kind::verify::Verify;
 use smelt_plan::kind::words::KvForm;
 use smelt_plan::plan::{HubPin, Stage};
 use smelt_plan::{Kind, Plan, StageId, kind};
@@ -24,7 +25,7 @@ use smelt_runtime::deployment::{ModelFamily, TEXT_FILES};
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
 use super::request::say;
-use super::{deployment, quantize};
+use super::{deployment, quantize, runtime};
 use crate::atomic_dir::AtomicDir;
 use crate::checkpoint::check;
 use crate::checkpoints::{Checkpoints, count, input};
@@ -87,8 +88,12 @@ fn unheld(stage: &Stage, checkpoint: &Checkpoint) -> Option<String> {
     check(checkpoint, &quantize::options(params), form).err().map(|error| error.to_string())
 }
 
-/// A tokenizer that nobody can use, with which `verify` asks.
+/// A runtime that nobody can ask, or a tokenizer that nobody can use, with which `verify` asks.
 pub(super) fn of_verify(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+    let words = kind::typed::<Verify>(&stage.params).ok()?.runtime;
+    if !words.is_empty() {
+        return runtime::fault(&words);
+    }
     let (id, _) = input(checkpoints.plan, stage, "against")?;
     let file = checkpoints.dir(id)?.join(TOKENIZER_FILE);
     // A GGUF file may have its own inside.

@@ -5,7 +5,7 @@ use smelt_verify::decoder::open_card;
 use smelt_verify::{Device, Verification, verify};
 
 use super::request::{Request, say};
-use super::{Worker, refusal};
+use super::{Worker, refusal, runtime};
 use crate::cards;
 use crate::device::{BACKENDS, LOOKING};
 use crate::exit::Failed;
@@ -14,7 +14,10 @@ pub(super) const WORKER: Worker =
     Worker { executes_graphs: true, refusal: Some(refusal::of_verify), ..Worker::new(run) };
 
 fn run(request: &Request) -> Result<(), Failed> {
-    let Verify { full, weights_only, .. } = request.typed()?;
+    let Verify { full, weights_only, runtime } = request.typed()?;
+    if let Some(engine) = request.optional_input("engine") {
+        return runtime::ask(request, engine, &runtime);
+    }
     let asked = Verification {
         vision: request.optional_input("vision"),
         llm: request.input("llm")?,
