@@ -129,6 +129,13 @@ pub enum EmbedError {
     },
 }
 
+impl EmbedError {
+    /// Whether it is the text's fault, and any other encoder would fail on it, too.
+    pub(crate) fn is_of_text(&self) -> bool {
+        matches!(self, Self::Tokenizer(_) | Self::Run(GraphError::Input { .. }))
+    }
+}
+
 /// A text's embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embedding {
@@ -182,6 +189,12 @@ impl SentenceEncoder {
             return Err(bad(format!("its encoder does not give {STATES}")));
         }
         Ok(Self { spec, tokenizer, engine })
+    }
+
+    /// The same encoder on another device, by an engine that was opened there.
+    #[must_use]
+    pub fn beside(&self, engine: Box<dyn Graph>) -> Self {
+        Self { spec: self.spec.clone(), tokenizer: self.tokenizer.clone(), engine }
     }
 
     /// Compares the engine with its digests; reads all of it, and tells `told` of each piece's bytes.

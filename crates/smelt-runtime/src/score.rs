@@ -189,6 +189,12 @@ impl CrossEncoder {
         Ok(Self { spec, tokenizer, engine })
     }
 
+    /// The same encoder on another device, by an engine that was opened there.
+    #[must_use]
+    pub fn beside(&self, engine: Box<dyn Graph>) -> Self {
+        Self { spec: self.spec.clone(), tokenizer: self.tokenizer.clone(), engine }
+    }
+
     /// Compares the engine with its digests; reads all of it, and tells `told` of each piece's bytes.
     ///
     /// # Errors

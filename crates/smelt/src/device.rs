@@ -9,7 +9,8 @@ use std::path::Path;
 
 use serde_json::Value;
 use smelt_backend::{
-    Backends, Decoder, Device, Graphs, KvOptions, MemoryPlace, MemoryReport, OpenError, Opens, Row,
+    Backends, Decoder, Device, Graph, Graphs, KvOptions, MemoryPlace, MemoryReport, OpenError,
+    Opens, Row, only_graph,
 };
 use smelt_cuda::decoder::{CudaDecoder, DescribedDecoder, KIND};
 use smelt_cuda::graph::CudaGraph;
@@ -83,6 +84,15 @@ pub(crate) fn open_on(
     let missing = |why: NoCard| OpenError::Library(format!("card {ordinal}: {why}"));
     let driver = smelt_cuda::open(ordinal).map_err(missing)?;
     Ok(Box::new(CudaDecoder::open(dir, &driver, kv)?))
+}
+
+/// Opens the only graph in `dir` on the card of a number, in a context of its own.
+pub(crate) fn open_graph_on(ordinal: u32, dir: &Path) -> Result<Box<dyn Graph>, OpenError> {
+    let missing = |why: NoCard| OpenError::Library(format!("card {ordinal}: {why}"));
+    let driver = smelt_cuda::open(ordinal).map_err(missing)?;
+    only_graph(dir, CudaGraph::open_all(dir, &driver)?, |graph, purpose, problem| {
+        graph.unfit(purpose, problem)
+    })
 }
 
 fn open_graphs_on_card(dir: &Path) -> Result<Graphs, OpenError> {

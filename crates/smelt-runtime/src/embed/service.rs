@@ -1,12 +1,13 @@
-//! Has the texts of many requests read: one text after another, in a thread that owns the encoder.
+//! Has the texts of many requests read by one encoder, or by the same one on several devices: each has a thread, and all take
+//! texts from one line.
 //!
 //! Requests take turns, a text each, so that one short text does not wait for a long list.  A request
-//! whose [`RequestGuard`] is dropped goes no further.  Knows nothing of HTTP.
+//! whose [`RequestGuard`] is dropped goes no further.  A text on which one encoder fails is read by another; one that
+//! fails again and again, as on a card that is lost, reads no more while others do.  Knows nothing of HTTP.
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -110,49 +111,69 @@ impl Stats {
     }
 }
 
-/// What handles and the thread share.
-struct Shared {
-    stats: Mutex<Stats>,
-    gate: Gate,
+/// An encoder that fails so often in a row reads no more, while others do.
+const FAILURES_MAX: u32 = 2;
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
-    fn stats(&self) -> MutexGuard<'_, Stats> {
-        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// What handles and threads share.
+struct Shared<E: Reader> {
+    stats: Mutex<Stats>,
+    gate: Gate,
+    line: Mutex<Line<E>>,
+    /// Something was put into the line, or it has ended.
+    changed: Condvar,
+}
+
+/// Requests in the order of their turns.
+struct Line<E: Reader> {
+    jobs: VecDeque<Arc<Job<E>>>,
+    /// Nobody can ask any more.
+    has_ended: bool,
+    /// Encoders that read.
+    readers: usize,
 }
 
 /// A request on its way.
 struct Job<E: Reader> {
-    texts: VecDeque<E::Text>,
-    done: Vec<E::Answer>,
     guard: Weak<()>,
-    reply: Reply<E::Answer>,
-    permit: Permit,
+    state: Mutex<JobState<E>>,
+}
+
+struct JobState<E: Reader> {
+    /// Those that nobody has begun, with their numbers.
+    texts: VecDeque<(usize, E::Text)>,
+    /// What was said of each, by its number.
+    done: Vec<Option<E::Answer>>,
+    /// Texts of which nothing was said yet.
+    left: usize,
+    /// Gone when it was told.
+    reply: Option<(Reply<E::Answer>, Permit<E>)>,
 }
 
 /// Counted as long as its request lives.
-struct Permit(Arc<Shared>);
+struct Permit<E: Reader>(Arc<Shared<E>>);
 
-impl Drop for Permit {
+impl<E: Reader> Drop for Permit<E> {
     fn drop(&mut self) {
         self.0.gate.leave();
     }
 }
 
-/// The thread that reads, and what it shares with its handles.
+/// The threads that read, and what they share with their handles.
 pub struct EmbedThreads<E: Reader> {
+    /// The first of them, by which requests are prepared.
     encoder: Arc<E>,
     /// What was said of the shortest text.
     least: E::Answer,
     queue_max: usize,
-    shared: Arc<Shared>,
-    /// Gone when the last handle is: the thread ends then.
-    jobs: Option<Sender<Job<E>>>,
-    thread: Option<JoinHandle<()>>,
+    shared: Arc<Shared<E>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
-/// A handle to the thread that reads.
+/// A handle to the threads that read.
 pub type EmbedService<E = SentenceEncoder> = Handle<EmbedThreads<E>>;
 
 impl<E: Reader> Threads for EmbedThreads<E> {
@@ -165,7 +186,7 @@ impl<E: Reader> Threads for EmbedThreads<E> {
     }
 
     fn are_alive(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        self.threads.iter().any(|thread| !thread.is_finished())
     }
 }
 
@@ -177,35 +198,48 @@ impl EmbedService {
 }
 
 impl<E: Reader> EmbedService<E> {
-    /// Runs the shortest and the longest text once, so that the first request finds weights and buffers in
-    /// place, and starts the thread.  `queue_max` requests may wait beside the one whose turn it is.
+    /// Runs the shortest and the longest text once by each encoder, so that the first request finds weights and buffers in
+    /// place, and starts a thread for each; `others` are the same encoder on other devices.  `queue_max` requests may wait
+    /// beside the one whose turn it is.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn start(encoder: E, queue_max: usize) -> Result<Self, StartError> {
+    pub fn start(encoder: E, others: Vec<E>, queue_max: usize) -> Result<Self, StartError> {
         let encoder = Arc::new(encoder);
-        encoder.read(&E::blank(encoder.tokens_max()))?;
-        let least = encoder.read(&E::blank(1))?;
-        let shared = Arc::new(Shared { stats: Mutex::new(Stats::new()), gate: Gate::default() });
-        let (jobs, inbox) = mpsc::channel();
-        let thread = EmbedThread { encoder: Arc::clone(&encoder), inbox, line: VecDeque::new() };
-        let thread = std::thread::Builder::new().name("embed".to_owned()).spawn(|| thread.run())?;
-        let (jobs, thread) = (Some(jobs), Some(thread));
-        Ok(Self(Arc::new(EmbedThreads { encoder, least, queue_max, shared, jobs, thread })))
+        let all: Vec<Arc<E>> =
+            [Arc::clone(&encoder)].into_iter().chain(others.into_iter().map(Arc::new)).collect();
+        let mut least = None;
+        for encoder in all.iter().rev() {
+            encoder.read(&E::blank(encoder.tokens_max()))?;
+            least = Some(encoder.read(&E::blank(1))?);
+        }
+        let least = least.expect("there is one encoder at least");
+        let line = Line { jobs: VecDeque::new(), has_ended: false, readers: all.len() };
+        let (stats, gate) = (Mutex::new(Stats::new()), Gate::default());
+        let changed = Condvar::new();
+        let shared = Arc::new(Shared { stats, gate, line: Mutex::new(line), changed });
+        let mut service = EmbedThreads { encoder, least, queue_max, shared, threads: Vec::new() };
+        for encoder in all {
+            let shared = Arc::clone(&service.shared);
+            let thread = std::thread::Builder::new().name("embed".to_owned());
+            // Those that were started end with what holds them.
+            service.threads.push(thread.spawn(move || shared.read_all(&*encoder))?);
+        }
+        Ok(Self(Arc::new(service)))
     }
 
-    /// What requests are prepared with; its engine is the thread's.
+    /// What requests are prepared with; its engine is a thread's.
     pub fn encoder(&self) -> &E {
         &self.0.encoder
     }
 
     /// What was done so far, and what is being done.
     pub fn stats(&self) -> Stats {
-        self.0.shared.stats().clone()
+        locked(&self.0.shared.stats).clone()
     }
 
     /// Takes the tokens of texts, each at most as long as the deployment says.  Never waits; `reply` is
-    /// told from the thread, and never if that is gone.
+    /// told from a thread, and never if all are gone.
     ///
     /// # Errors
     /// [`Refused`] if there are too many.
@@ -220,7 +254,7 @@ impl<E: Reader> EmbedService<E> {
         }
         let live = shared.gate.enter();
         let permit = Permit(Arc::clone(shared));
-        let mut stats = shared.stats();
+        let mut stats = locked(&shared.stats);
         if live > self.0.queue_max {
             stats.refused += 1;
             return Err(Refused::Busy { live, retry_after: stats.retry_after() });
@@ -229,99 +263,312 @@ impl<E: Reader> EmbedService<E> {
         stats.waiting += texts.len();
         drop(stats);
         let guard = Arc::new(());
-        let (texts, done, weak) = (texts.into(), Vec::new(), Arc::downgrade(&guard));
-        let job = Job { texts, done, guard: weak, reply, permit };
-        // A thread that is gone drops the request, and nobody is told anything.
-        self.0.jobs.as_ref().map(|jobs| jobs.send(job));
+        let left = texts.len();
+        let state = JobState {
+            texts: texts.into_iter().enumerate().collect(),
+            done: (0..left).map(|_| None).collect(),
+            left,
+            reply: Some((reply, permit)),
+        };
+        let job = Arc::new(Job { guard: Arc::downgrade(&guard), state: Mutex::new(state) });
+        locked(&shared.line).jobs.push_back(job);
+        shared.changed.notify_one();
         Ok(RequestGuard(guard))
     }
 }
 
 impl<E: Reader> Drop for EmbedThreads<E> {
     fn drop(&mut self) {
-        self.jobs = None;
+        locked(&self.shared.line).has_ended = true;
+        self.shared.changed.notify_all();
         // One that has panicked is told of by its panic.
-        self.thread.take().map(JoinHandle::join);
+        self.threads.drain(..).for_each(|thread| _ = thread.join());
     }
 }
 
-struct EmbedThread<E: Reader> {
-    encoder: Arc<E>,
-    inbox: Receiver<Job<E>>,
-    /// Requests in the order of their turns.
-    line: VecDeque<Job<E>>,
+/// A text whose turn it is.
+struct Turn<E: Reader> {
+    job: Arc<Job<E>>,
+    number: usize,
+    text: E::Text,
 }
 
-impl<E: Reader> EmbedThread<E> {
-    /// Reads until nobody can ask any more.
-    fn run(mut self) {
-        while self.receive() {
-            if let Some(job) = self.line.pop_front() {
-                self.line.extend(one_more(&*self.encoder, job));
+impl<E: Reader> Shared<E> {
+    /// Reads until nobody can ask any more, or it has failed too often and others read.
+    fn read_all(&self, encoder: &E) {
+        let mut failures = 0;
+        while let Some(turn) = self.next() {
+            let begun = Instant::now();
+            match encoder.read(&turn.text) {
+                Ok(answer) => {
+                    failures = 0;
+                    self.read(&turn, answer, begun.elapsed());
+                }
+                Err(error) => {
+                    failures += 1;
+                    if !self.give_back(turn, &error, failures) {
+                        return;
+                    }
+                }
             }
         }
     }
 
-    /// Takes what has come; waits for something if there is nothing to do.  Returns whether to go on.
-    fn receive(&mut self) -> bool {
-        if self.line.is_empty() {
-            match self.inbox.recv() {
-                Ok(job) => self.line.push_back(job),
-                Err(_) => return false,
-            }
-        }
+    /// The text whose turn is next; waits for one.  Nothing when nobody can ask any more.
+    fn next(&self) -> Option<Turn<E>> {
+        let mut line = locked(&self.line);
         loop {
-            match self.inbox.try_recv() {
-                Ok(job) => self.line.push_back(job),
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return true,
+            while let Some(job) = line.jobs.pop_front() {
+                let mut state = locked(&job.state);
+                if job.guard.strong_count() == 0 {
+                    self.cancel(&mut state);
+                } else if let Some((number, text)) = state.texts.pop_front() {
+                    let has_more = !state.texts.is_empty();
+                    drop(state);
+                    if has_more {
+                        line.jobs.push_back(Arc::clone(&job));
+                        self.changed.notify_one();
+                    }
+                    return Some(Turn { job, number, text });
+                } else if state.left == 0 {
+                    // Of no texts at all nothing is said.
+                    tell(state, Ok);
+                }
             }
+            if line.has_ended {
+                return None;
+            }
+            line = self.changed.wait(line).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Nobody waits for it any more.
+    fn cancel(&self, state: &mut JobState<E>) {
+        let mut stats = locked(&self.stats);
+        stats.waiting -= state.texts.len();
+        stats.cancelled += u64::from(state.reply.is_some());
+        drop(stats);
+        state.texts.clear();
+        state.reply = None;
+    }
+
+    /// Notes what was said of a text, and tells all when it was the last.
+    fn read(&self, turn: &Turn<E>, answer: E::Answer, took: Duration) {
+        let mut stats = locked(&self.stats);
+        stats.texts += 1;
+        stats.waiting -= 1;
+        stats.tokens += E::tokens(&answer) as u64;
+        stats.text_seconds.observe_time(took);
+        drop(stats);
+        let mut state = locked(&turn.job.state);
+        // Those of a request that has failed are gone.
+        if let Some(place) = state.done.get_mut(turn.number) {
+            *place = Some(answer);
+        }
+        state.left -= 1;
+        if state.left == 0 {
+            tell(state, Ok);
+        }
+    }
+
+    /// Has a text read again on which one of several encoders has failed so many times in a row; the failure of the last one is
+    /// the request's.  Returns whether the one that failed goes on.
+    fn give_back(&self, turn: Turn<E>, error: &EmbedError, failures: u32) -> bool {
+        let Turn { job, number, text } = turn;
+        let mut line = locked(&self.line);
+        if line.readers > 1 && !error.is_of_text() {
+            locked(&job.state).texts.push_front((number, text));
+            line.jobs.push_front(job);
+            self.changed.notify_one();
+            let is_lost = failures >= FAILURES_MAX;
+            line.readers -= usize::from(is_lost);
+            return !is_lost;
+        }
+        drop(line);
+        let mut state = locked(&job.state);
+        let mut stats = locked(&self.stats);
+        stats.waiting -= state.texts.len() + 1;
+        stats.failed += u64::from(state.reply.is_some());
+        drop(stats);
+        state.texts.clear();
+        let why = format!("the encoder failed: {error}");
+        tell(state, |_| Err(Failure::Engine(why)));
+        true
     }
 }
 
-/// Reads the next text of a request; gives it back unless it has ended.
-fn one_more<E: Reader>(encoder: &E, mut job: Job<E>) -> Option<Job<E>> {
-    let shared = Arc::clone(&job.permit.0);
-    if job.guard.strong_count() == 0 {
-        let mut stats = shared.stats();
-        stats.waiting -= job.texts.len();
-        stats.cancelled += 1;
-        return None;
-    }
-    let begun = Instant::now();
-    let read = job.texts.pop_front().map(|text| encoder.read(&text)).transpose();
-    let mut stats = shared.stats();
-    match read {
-        Ok(answer) => {
-            if let Some(answer) = answer {
-                stats.texts += 1;
-                stats.waiting -= 1;
-                stats.tokens += E::tokens(&answer) as u64;
-                stats.text_seconds.observe_time(begun.elapsed());
-                job.done.push(answer);
-            }
-            drop(stats);
-            if !job.texts.is_empty() {
-                return Some(job);
-            }
-            let Job { done, reply, permit, .. } = job;
-            // Who hears the answer finds the place free.
-            drop(permit);
-            reply(Ok(done));
-        }
-        Err(error) => {
-            stats.waiting -= job.texts.len() + 1;
-            stats.failed += 1;
-            drop(stats);
-            (job.reply)(Err(Failure::Engine(format!("the encoder failed: {error}"))));
-        }
-    }
-    None
+/// Tells whoever asked, once.
+fn tell<E: Reader>(
+    mut state: MutexGuard<'_, JobState<E>>,
+    outcome: impl FnOnce(Vec<E::Answer>) -> Result<Vec<E::Answer>, Failure>,
+) {
+    let Some((reply, permit)) = state.reply.take() else { return };
+    let done = std::mem::take(&mut state.done).into_iter().flatten().collect();
+    drop(state);
+    // Who hears the answer finds the place free.
+    drop(permit);
+    reply(outcome(done));
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
+    use smelt_backend::GraphError;
+
     use super::*;
+
+    /// Says what it is told: a text is a number.  It waits while the gate is closed, and fails when it is told to.
+    #[derive(Debug, Default)]
+    struct Echo {
+        name: u32,
+        is_lost: bool,
+        gate: Arc<Mutex<()>>,
+    }
+
+    impl Reader for Echo {
+        type Text = u32;
+        type Answer = (u32, u32);
+
+        fn model(&self) -> &str {
+            "echo"
+        }
+
+        fn tokens_max(&self) -> usize {
+            0
+        }
+
+        fn blank(_: usize) -> u32 {
+            0
+        }
+
+        fn read(&self, text: &u32) -> Result<(u32, u32), EmbedError> {
+            if *text > 0 {
+                drop(locked(&self.gate));
+            }
+            let failed = |error| Err(EmbedError::Run(error));
+            match text {
+                13 => {
+                    failed(GraphError::Input { name: "ids".to_owned(), problem: "bad".to_owned() })
+                }
+                1.. if self.is_lost => failed(GraphError::Graph("the card is lost".to_owned())),
+                text => Ok((self.name, *text)),
+            }
+        }
+
+        fn tokens(_: &(u32, u32)) -> usize {
+            1
+        }
+    }
+
+    type Told = mpsc::Receiver<(u32, Result<Vec<(u32, u32)>, Failure>)>;
+
+    /// Asks these texts by requests of these names, all before the first is read; what is told, in the order in which it is.
+    fn ask(
+        encoders: Vec<Echo>,
+        requests: &[(u32, &[u32])],
+    ) -> (EmbedService<Echo>, Told, Vec<RequestGuard>) {
+        let gate = Arc::clone(&encoders[0].gate);
+        let closed = locked(&gate);
+        let mut encoders = encoders.into_iter();
+        let first = encoders.next().unwrap();
+        let service = EmbedService::start(first, encoders.collect(), 10).unwrap();
+        let (sender, told) = mpsc::channel();
+        let submit = |(name, texts): &(u32, &[u32])| {
+            let (sender, name) = (sender.clone(), *name);
+            let reply = Box::new(move |answer| _ = sender.send((name, answer)));
+            service.submit(texts.to_vec(), reply).unwrap()
+        };
+        let guards = requests.iter().map(submit).collect();
+        drop(closed);
+        (service, told, guards)
+    }
+
+    /// Encoders of these names that share a gate; of these some are lost.
+    fn encoders(names: &[u32], lost: &[u32]) -> Vec<Echo> {
+        let gate = Arc::default();
+        let echo = |name: &u32| Echo {
+            name: *name,
+            is_lost: lost.contains(name),
+            gate: Arc::clone(&gate),
+        };
+        names.iter().map(echo).collect()
+    }
+
+    #[test]
+    fn requests_take_turns_and_answers_keep_their_order() {
+        let (_service, told, _guards) =
+            ask(encoders(&[1], &[]), &[(1, &[1, 2, 3]), (2, &[4]), (3, &[])]);
+        let told: Vec<_> =
+            told.iter().take(3).map(|(name, answer)| (name, answer.unwrap())).collect();
+        let expected = [(3, vec![]), (2, vec![(1, 4)]), (1, vec![(1, 1), (1, 2), (1, 3)])];
+        assert!(expected.iter().all(|one| told.contains(one)), "{told:?}");
+        assert_eq!(told[2].0, 1, "the long one is last");
+    }
+
+    #[test]
+    fn several_encoders_read_the_texts_of_one_request() {
+        let texts: Vec<u32> = (20..60).collect();
+        for names in [&[1][..], &[1, 2], &[1, 2, 3, 4]] {
+            let (service, told, _guards) = ask(encoders(names, &[]), &[(1, &texts)]);
+            let answer = told.recv().unwrap().1.unwrap();
+            assert!(answer.iter().map(|it| it.1).eq(texts.clone()), "{names:?}");
+            let stats = service.stats();
+            assert_eq!((stats.texts, stats.waiting, stats.requests), (40, 0, 1));
+            assert_eq!(service.live(), 0);
+        }
+    }
+
+    /// A card that is lost takes no request with it while another one reads.
+    #[test]
+    fn texts_of_an_encoder_that_is_lost_are_read_by_others() {
+        let texts: Vec<u32> = (20..60).collect();
+        let (service, told, _guards) =
+            ask(encoders(&[1, 2, 3], &[1, 3]), &[(1, &texts), (2, &[5])]);
+        for (_, answer) in told.iter().take(2) {
+            assert!(answer.unwrap().iter().all(|it| it.0 == 2));
+        }
+        assert_eq!((service.stats().failed, service.is_alive()), (0, true));
+        // The last one that is lost fails what it is asked, and goes on.
+        let (service, told, _guards) = ask(encoders(&[1, 2], &[1, 2]), &[(1, &texts), (2, &[5])]);
+        for (_, answer) in told.iter().take(2) {
+            assert!(matches!(answer, Err(Failure::Engine(why)) if why.contains("lost")));
+        }
+        let stats = service.stats();
+        assert_eq!((stats.failed, stats.waiting, service.live()), (2, 0, 0));
+        assert!(service.is_alive());
+    }
+
+    #[test]
+    fn a_text_that_nobody_can_read_fails_its_request_alone() {
+        let (service, told, _guards) =
+            ask(encoders(&[1, 2], &[]), &[(1, &[1, 13, 2]), (2, &[5, 6])]);
+        let mut told: Vec<_> = told.iter().take(2).collect();
+        told.sort_by_key(|(name, _)| *name);
+        assert!(matches!(&told[0].1, Err(Failure::Engine(why)) if why.contains("bad")));
+        assert_eq!(told[1].1.as_ref().unwrap().len(), 2);
+        drop(service);
+    }
+
+    #[test]
+    fn who_waits_no_more_is_left_out() {
+        let mut encoders = encoders(&[1], &[]);
+        let gate = Arc::clone(&encoders[0].gate);
+        let closed = locked(&gate);
+        let service = EmbedService::start(encoders.remove(0), Vec::new(), 10).unwrap();
+        let (sender, told) = mpsc::channel();
+        let submit = |name: u32, texts: &[u32]| {
+            let sender = sender.clone();
+            service.submit(texts.to_vec(), Box::new(move |_| _ = sender.send(name))).unwrap()
+        };
+        let _first = submit(1, &[1]);
+        drop(submit(2, &[2, 3]));
+        let _third = submit(3, &[4]);
+        drop(closed);
+        assert_eq!(told.iter().take(2).collect::<Vec<_>>(), [1, 3]);
+        let stats = service.stats();
+        assert_eq!((stats.cancelled, stats.waiting, stats.texts, service.live()), (1, 0, 2, 0));
+    }
 
     #[test]
     fn who_is_refused_comes_again_when_what_waits_is_done() {

@@ -1,10 +1,11 @@
-//! Says where the decoder of a deployment answers: on processors, or on cards, each with the whole model.
+//! Says where the decoder or the encoder of a deployment answers: on processors, or on cards, each with the whole model.
 
 use std::path::Path;
 
-use smelt_backend::{Decoder, Heading, KvOptions};
+use smelt_backend::{Decoder, Graph, Heading, KvOptions};
 use smelt_cuda::CudaTarget;
 use smelt_runtime::deployment::{self, DeploymentError};
+use smelt_runtime::engine_dirs::EngineDirs;
 use smelt_runtime::service::Seat;
 
 use crate::cards;
@@ -38,6 +39,24 @@ pub(super) fn others(dir: &Path, kv: KvOptions, cards: &[u32]) -> Result<Vec<Sea
         let why =
             |error| Failed::new(Exit::DoesNotFit, format!("--device cuda:{ordinal}: {error}"));
         Ok((on_card(ordinal, &engine, kv), opened.map_err(why)?))
+    };
+    cards.iter().map(open).collect()
+}
+
+/// Opens the engine of the encoder in `dir` on other cards; `engine` is the deployment's.
+pub(super) fn of_encoder(
+    dir: &Path,
+    engine: &EngineDirs,
+    cards: &[u32],
+) -> Result<Vec<Box<dyn Graph>>, Failed> {
+    if cards.is_empty() {
+        return Ok(Vec::new());
+    }
+    let engine = engine.chosen(BACKENDS, dir).map_err(DeploymentError::from)?;
+    let open = |&ordinal: &u32| {
+        let why =
+            |error| Failed::new(Exit::DoesNotFit, format!("--device cuda:{ordinal}: {error}"));
+        device::open_graph_on(ordinal, &engine).map_err(why)
     };
     cards.iter().map(open).collect()
 }

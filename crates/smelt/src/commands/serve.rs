@@ -16,6 +16,7 @@ use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::{Deployment, Serving};
 use smelt_runtime::embed::{self, EmbedService};
 use smelt_runtime::image::ImageOptions;
+use smelt_runtime::score;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_runtime::timeline::{Lane, Timeline};
@@ -392,7 +393,10 @@ impl Load {
         if does == Does::Embeds {
             let encoder = open::encoder(dir, loading)?;
             loading.runs(0.0, WARMING_UP);
-            let service = EmbedService::start(encoder, self.limits.queue_max);
+            let engine = embed::read_spec(dir).map_err(Failed::from)?.encoder;
+            let others = seats::of_encoder(dir, &engine, &self.others)?.into_iter();
+            let others = others.map(|engine| encoder.beside(engine)).collect();
+            let service = EmbedService::start(encoder, others, self.limits.queue_max);
             let service = service.map_err(encoder_failed)?;
             self.holds_encoder(dir, &serving)?;
             return Ok(Running::Embeds(service));
@@ -400,7 +404,10 @@ impl Load {
         if does == Does::Scores {
             let encoder = open::cross_encoder(dir, loading)?;
             loading.runs(0.0, WARMING_UP);
-            let service = EmbedService::start(encoder, self.limits.queue_max);
+            let engine = score::read_spec(dir).map_err(Failed::from)?.encoder;
+            let others = seats::of_encoder(dir, &engine, &self.others)?.into_iter();
+            let others = others.map(|engine| encoder.beside(engine)).collect();
+            let service = EmbedService::start(encoder, others, self.limits.queue_max);
             let service = service.map_err(encoder_failed)?;
             self.holds_encoder(dir, &serving)?;
             return Ok(Running::Scores(service));
