@@ -232,6 +232,18 @@ __device__ __forceinline__ void put_halves(const Product& p, const float (&y)[EI
     }
 }
 
+// Puts gates and what they are multiplied with, rows 0 to 7 and 8 to 15 of a tile, into activations of half as many columns.
+template <int EIGHTS>
+__device__ __forceinline__ void put_gated(const Product& p, const float (&y)[EIGHTS][4], u32 tile_row, u32 eight, u32 eights) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < EIGHTS; i++) {
+        const float (&own)[4] = y[i];
+        const u32 both = turned(held_pair(swiglu_of(own[0], own[2]), swiglu_of(own[1], own[3])));
+        if (eight + i < eights) ((u32*)p.out)[activation_at(tile_row / 2, (eight + i) * 8, eights) / 2 + lane] = both;
+    }
+}
+
 // Norms the state of one token into `to`, activations of one block of tokens, by the steps of `norm_rows`.  Each ROW_THREADS
 // threads do it, and the first of them write.
 template <int THREADS> __device__ __forceinline__ void norm_state(u16* to, const Product& p, float (&by)[8]) {
@@ -549,17 +561,8 @@ __device__ __forceinline__ void product_many(const Product& p) {
             put_halves<EIGHTS>(p, y[tile], tile_row - g, first_eight + own_eight, eights);
             continue;
         }
-        if (p.mode != SWIGLU) {
-            put_tile<F, EIGHTS>(p, y[tile], tile_row, (first_eight + own_eight) * 8 + t * 2);
-            continue;
-        }
-#pragma unroll
-        for (int eight = 0; eight < EIGHTS; eight++) {
-            const u32 token_eight = first_eight + own_eight + eight, k = (first_tile + own_tile + tile) * 8;
-            const float (&own)[4] = y[tile][eight];
-            u32 both = turned(held_pair(swiglu_of(own[0], own[2]), swiglu_of(own[1], own[3])));
-            if (token_eight < eights) ((u32*)p.out)[activation_at(k, token_eight * 8, eights) / 2 + lane] = both;
-        }
+        if (p.mode == SWIGLU) put_gated<EIGHTS>(p, y[tile], tile_row - g, first_eight + own_eight, eights);
+        else put_tile<F, EIGHTS>(p, y[tile], tile_row, (first_eight + own_eight) * 8 + t * 2);
     }
 }
 

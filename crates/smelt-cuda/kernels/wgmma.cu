@@ -20,36 +20,49 @@ __device__ __forceinline__ u64 tiles_at(u32 at, u32 along, u32 across) {
     return (at & 0x3FFFF) >> 4 | (u64)(along >> 4) << 16 | (u64)(across >> 4) << 32;
 }
 
-#define REGISTERS_4(d, i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
-#define REGISTERS_16(d, i) REGISTERS_4(d, i), REGISTERS_4(d, i + 1), REGISTERS_4(d, i + 2), REGISTERS_4(d, i + 3)
-#define REGISTERS_32(d, i) REGISTERS_16(d, i), REGISTERS_16(d, i + 4)
+// Registers that are read and written ("+f"), or written alone ("=f").
+#define REGISTERS_4(how, d, i) how(d[i][0]), how(d[i][1]), how(d[i][2]), how(d[i][3])
+#define REGISTERS_8(how, d, i) REGISTERS_4(how, d, i), REGISTERS_4(how, d, i + 1)
+#define REGISTERS_16(how, d, i) REGISTERS_8(how, d, i), REGISTERS_8(how, d, i + 2)
+#define REGISTERS_32(how, d, i) REGISTERS_16(how, d, i), REGISTERS_16(how, d, i + 4)
 #define NAMES_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define NAMES_24 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
 #define NAMES_48 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define NAMES_80 NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63," \
-    "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define NAMES_64 NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NAMES_80 NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 
-// c += a * b, or c = a * b where it does not add: 64 rows of a in registers as `mma` has them, 16 products, EIGHTS * 8 columns
-// of b in shared memory.
-#define WIDE_MMA(EIGHTS, SHAPE, NAMES, A, B, ADDS, ...)                                                                     \
-    __device__ __forceinline__ void wide_mma(float (&c)[EIGHTS][4], const uint4& a, u64 b, bool adds) {                     \
-        asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned." SHAPE                       \
-                     ".f32.f16.f16 {" NAMES "}, {" A "}, " B ", p, 1, 1, 0;}"                                               \
-                     : __VA_ARGS__ : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"((u32)adds));                       \
+// c += a * b: 64 rows of a in registers as `mma` has them, 16 products, EIGHTS * 8 columns of b in shared memory.  What is
+// made anew is c = a * b, and c is nothing before: a register that is said to be read may not change while products are made.
+#define WIDE_MMA(EIGHTS, SHAPE, NAMES, A, B, ADDS, REGISTERS)                                       \
+    WIDE_MMA_OF(wide_mma, EIGHTS, SHAPE, NAMES, A, B, ADDS, 1, REGISTERS("+f"))                     \
+    WIDE_MMA_OF(wide_mma_anew, EIGHTS, SHAPE, NAMES, A, B, ADDS, 0, REGISTERS("=f"))
+#define WIDE_MMA_OF(NAME, EIGHTS, SHAPE, NAMES, A, B, ADDS, adds, ...)                              \
+    __device__ __forceinline__ void NAME(float (&c)[EIGHTS][4], const uint4& a, u64 b) {            \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned." SHAPE \
+                     ".f32.f16.f16 {" NAMES "}, {" A "}, " B ", p, 1, 1, 0;}"                       \
+                     : __VA_ARGS__ : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(adds));    \
     }
-WIDE_MMA(9, "m64n72k16", NAMES_32 ",%32,%33,%34,%35", "%36,%37,%38,%39", "%40", "%41", REGISTERS_32(c, 0), REGISTERS_4(c, 8))
-WIDE_MMA(12, "m64n96k16", NAMES_48, "%48,%49,%50,%51", "%52", "%53", REGISTERS_32(c, 0), REGISTERS_16(c, 8))
-WIDE_MMA(20, "m64n160k16", NAMES_80, "%80,%81,%82,%83", "%84", "%85", REGISTERS_32(c, 0), REGISTERS_32(c, 8), REGISTERS_16(c, 16))
+#define OF_6(how) REGISTERS_16(how, c, 0), REGISTERS_8(how, c, 4)
+#define OF_9(how) REGISTERS_32(how, c, 0), REGISTERS_4(how, c, 8)
+#define OF_12(how) REGISTERS_32(how, c, 0), REGISTERS_16(how, c, 8)
+#define OF_16(how) REGISTERS_32(how, c, 0), REGISTERS_32(how, c, 8)
+#define OF_20(how) OF_16(how), REGISTERS_16(how, c, 16)
+WIDE_MMA(6, "m64n48k16", NAMES_24, "%24,%25,%26,%27", "%28", "%29", OF_6)
+WIDE_MMA(9, "m64n72k16", NAMES_32 ",%32,%33,%34,%35", "%36,%37,%38,%39", "%40", "%41", OF_9)
+WIDE_MMA(12, "m64n96k16", NAMES_48, "%48,%49,%50,%51", "%52", "%53", OF_12)
+WIDE_MMA(16, "m64n128k16", NAMES_64, "%64,%65,%66,%67", "%68", "%69", OF_16)
+WIDE_MMA(20, "m64n160k16", NAMES_80, "%80,%81,%82,%83", "%84", "%85", OF_20)
 
 // The same of 64 columns with a in shared memory.
 __device__ __forceinline__ void square_mma(float (&c)[8][4], u64 a, u64 b, bool adds) {
     asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;"
                  "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;}"
-                 : REGISTERS_32(c, 0) : "l"(a), "l"(b), "r"((u32)adds));
+                 : REGISTERS_32("+f", c, 0) : "l"(a), "l"(b), "r"((u32)adds));
 }
 // c += a * b of 64 columns, whose tiles in shared memory have rows and columns changed.
 __device__ __forceinline__ void turned_mma(float (&c)[8][4], const u32 (&a)[4], u64 b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
-                 : REGISTERS_32(c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : REGISTERS_32("+f", c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 // Barriers in shared memory: so many arrive, and so many bytes come, before who waits for the round's parity goes on.
@@ -84,6 +97,17 @@ template <int ALL> __device__ __forceinline__ void take_registers() {
 __device__ __forceinline__ uint4 load_shared16(u32 at) {
     uint4 d;
     asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w) : "r"(at) : "memory");
+    return d;
+}
+__device__ __forceinline__ u32 load_shared_word(u32 at) {
+    u32 d;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(d) : "r"(at) : "memory");
+    return d;
+}
+// Two bytes.
+__device__ __forceinline__ u32 load_shared_pair(u32 at) {
+    u16 d;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(d) : "r"(at) : "memory");
     return d;
 }
 __device__ __forceinline__ float load_shared(u32 at) {

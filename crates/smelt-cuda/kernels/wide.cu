@@ -1,9 +1,8 @@
-// Products of halves and many tokens on Hopper, with the bits of `product.cu`: the same chains of 128 columns, and the same
-// sum of them.
+// Products for many tokens on Hopper, with the bits of `product.cu`: the same chains of columns, and the same sum of them.
 //
 // A block stays for many tiles of 128 rows by EIGHTS * 8 tokens.  One warp copies what comes next to a ring of stages: 64
-// columns of the rows and tokens of a tile, and behind those what is there where results are added.  Two groups of four warps
-// multiply 64 rows each, and write.
+// columns of the rows and tokens of a tile, what the groups of those columns have, and behind all of them what is there where
+// results are added.  Two groups of four warps multiply 64 rows each, which they unpack in registers, and write.
 
 #if defined(HAS_WGMMA)
 // Floats from token to token of what results are added to: a lane's eight rows and four tokens lie in 32 banks.
@@ -26,30 +25,58 @@ template <int STAGES> struct Ring {
     }
 };
 
-template <int EIGHTS, int STAGES, int PIECES> struct Wide {
-    static constexpr u32 ROW_BYTES = 2 * 8192, STAGE_BYTES = ROW_BYTES + EIGHTS * 1024;
-    // Tokens of a piece of what results are added to.
-    static constexpr u32 PIECE_EIGHTS = (EIGHTS + PIECES - 1) / PIECES;
+template <class F, int EIGHTS, int STAGES> struct Wide {
+    static_assert(F::GROUP >= 64 && !F::MINS && F::SCALE != SCALE_FACTORS, "a stage is of one group");
+    // A stage: two strips of rows, the scales and the zero points of each, tokens.
+    static constexpr u32 STRIP_BYTES = F::BITS * 512, SCALE_BYTES = F::SCALE == SCALE_F16 ? 128 : 0, ZERO_BYTES = F::ZEROS ? 64 : 0;
+    static constexpr u32 SCALES_AT = 2 * STRIP_BYTES, ZEROS_AT = SCALES_AT + 2 * SCALE_BYTES;
+    static constexpr u32 TOKENS_AT = ZEROS_AT + 2 * ZERO_BYTES, STAGE_BYTES = TOKENS_AT + EIGHTS * 1024;
+    // What results are added to comes in as few pieces as fit stages.
+    static constexpr u32 EIGHT_BYTES = 8 * BEFORE_PITCH * 4, PIECE_MOST = STAGE_BYTES / EIGHT_BYTES;
+    static constexpr u32 PIECES = (EIGHTS + PIECE_MOST - 1) / PIECE_MOST, PIECE_EIGHTS = (EIGHTS + PIECES - 1) / PIECES;
+    // Stages of a group.
+    static constexpr u32 GROUP_STAGES = F::GROUP / 64;
     // Whether there are registers for rows that are read while products of those before are made.
-    static constexpr bool AHEAD = EIGHTS <= 12;
-    static_assert(PIECE_EIGHTS * 8 * BEFORE_PITCH * 4 <= STAGE_BYTES, "a piece fits a stage");
+    static constexpr bool AHEAD = F::BITS < 16 || EIGHTS <= 12;
+    // Whether there are registers for the sums of a group while those of the group before join.  Groups of one stage would be
+    // under way where the loop begins anew, and the compiler then awaits every product.
+    static constexpr bool OVERLAPS = EIGHTS <= 12 && GROUP_STAGES == 2;
+
+    // What a lane multiplies of a stage: the operands of four steps, and the scales of its two rows.
+    struct Rows {
+        uint4 steps[4];
+        u32 scales;
+    };
+    typedef float Sums[EIGHTS][4];
 
     const Product& p;
     u32 base, full, empty, eights, tiles;
 
     __device__ __forceinline__ u32 place(u32 stage) const { return base + stage * STAGE_BYTES; }
 
+    // Whether the stage of columns k * 64 is the last of its group: scales come with it.
+    __device__ __forceinline__ static bool ends_group(u32 k) { return (k + 1) % GROUP_STAGES == 0; }
+
     __device__ __forceinline__ void copy_rows(const WideTile& tile, u32 k, u32 stage) const {
-        const u8* from = (const u8*)p.weights + (u64)tile.first_row * p.columns * 2 + k * 8192;
-        const u32 barrier = full + stage * 8;
-        arrive_expecting(barrier, tile.strips * 8192 + tile.eights * 1024);
-        copy_bytes(place(stage), from, 8192, barrier);
-        if (tile.strips > 1) copy_bytes(place(stage) + 8192, from + (u64)p.columns * 128, 8192, barrier);
+        const u32 barrier = full + stage * 8, to = place(stage), scale_bytes = ends_group(k) ? SCALE_BYTES : 0;
+        arrive_expecting(barrier, tile.strips * (STRIP_BYTES + scale_bytes + ZERO_BYTES) + tile.eights * 1024);
+        for (u32 i = 0; i < tile.strips; i++) {
+            const u64 strip = tile.first_row / 64 + i, group = strip * (p.columns / F::GROUP) + k / GROUP_STAGES;
+            const u8* from = (const u8*)p.weights + strip * p.columns * (F::BITS * 8) + k * STRIP_BYTES;
+            copy_bytes(to + i * STRIP_BYTES, from, STRIP_BYTES, barrier);
+            if (scale_bytes) copy_bytes(to + SCALES_AT + i * SCALE_BYTES, (const u8*)p.scales + group * SCALE_BYTES, SCALE_BYTES, barrier);
+            if (ZERO_BYTES) copy_bytes(to + ZEROS_AT + i * ZERO_BYTES, p.zeros + group * ZERO_BYTES, ZERO_BYTES, barrier);
+        }
     }
 
     __device__ __forceinline__ void copy_tokens(const WideTile& tile, u32 k, u32 stage) const {
         const u8* from = (const u8*)p.x + ((u64)k * eights + tile.first_eight) * 1024;
-        copy_bytes(place(stage) + ROW_BYTES, from, tile.eights * 1024, full + stage * 8);
+        copy_bytes(place(stage) + TOKENS_AT, from, tile.eights * 1024, full + stage * 8);
+    }
+
+    // Whether what is added to lies as it is copied, in pieces of 16 bytes.
+    __device__ __forceinline__ bool copies_before() const {
+        return p.mode == ADD && (p.rows | p.stride) % 4 == 0 && (u64)p.before % 16 == 0;
     }
 
     // What a warp does that copies.
@@ -73,7 +100,7 @@ template <int EIGHTS, int STAGES, int PIECES> struct Wide {
                 await(empty + ring.stage * 8, ring.parity);
                 copy_rows(tile, k, ring.stage), copy_tokens(tile, k, ring.stage);
             }
-            if (p.mode == ADD) copy_before(tile, ring);
+            if (copies_before()) copy_before(tile, ring);
         }
     }
 
@@ -99,100 +126,206 @@ template <int EIGHTS, int STAGES, int PIECES> struct Wide {
         if (threadIdx.x % 32 == 0) arrive(empty + stage * 8);
     }
 
-    // Sums of a tile: those of 128 columns are a chain of products, which join in order.
-    __device__ __forceinline__ void multiply(float (&y)[EIGHTS][4], float (&sums)[EIGHTS][4], Ring<STAGES>& ring) const {
-        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        const u32 own_rows = base + warp / 4 * 8192 + warp % 4 * 512 + lane * 16, groups = p.columns / 128;
-        auto load = [&](uint4 (&a)[4]) {
-            await(full + ring.stage * 8, ring.parity);
+    // Reads the stage that is next, and unpacks it.
+    __device__ __forceinline__ void load(Rows& rows, const Ring<STAGES>& ring) const {
+        constexpr int READS = 64 / F::COLUMNS, STEPS = F::COLUMNS / 16;
+        const u32 lane = threadIdx.x % 32, tile = threadIdx.x / 32 % 4, strip = threadIdx.x / 128, at = place(ring.stage);
+        await(full + ring.stage * 8, ring.parity);
+        u32 zeros[2];
+        if (F::ZEROS) {
+            const u32 both = load_shared_pair(at + ZEROS_AT + strip * ZERO_BYTES + lane / 4 * 8 + tile * 2);
+            zeros[0] = both & 255, zeros[1] = both >> 8;
+        }
+        if (F::SCALE == SCALE_F16)
+            rows.scales = load_shared_word(at + SCALES_AT + strip * SCALE_BYTES + lane / 4 * 16 + tile * 4);
 #pragma unroll
-            for (int step = 0; step < 4; step++) a[step] = load_shared16(own_rows + ring.stage * STAGE_BYTES + step * 2048);
-        };
-        auto begin = [&](const uint4 (&a)[4], bool adds) {
-            const u64 b = tiles_at(place(ring.stage) + ROW_BYTES, 128, 1024);
-            begin_products();
+        for (int i = 0; i < READS; i++) {
+            const uint4 read = load_shared16(at + strip * STRIP_BYTES + i * 2048 + tile * 512 + lane * 16);
 #pragma unroll
-            for (int step = 0; step < 4; step++) wide_mma(sums, a[step], b + step * 16, adds || step > 0);
-            end_products();
-            ring.next();
-        };
-#pragma unroll
-        for (int i = 0; i < EIGHTS * 4; i++) y[i / 4][i % 4] = 0.0f;
-        uint4 first[4], second[4];
-        if (AHEAD) load(first);
-        for (u32 group = 0; group < groups; group++) {
-            const u32 used = ring.stage;
-            if (!AHEAD) load(first);
-            begin(first, false);
-            load(second);
-            const u32 used_next = ring.stage;
-            begin(second, true);
-            await_products<1>();
-            release(used);
-            if (AHEAD && group + 1 < groups) load(first);
-            await_products<0>();
-            release(used_next);
-#pragma unroll
-            for (int i = 0; i < EIGHTS * 4; i++) y[i / 4][i % 4] = __fadd_rn(y[i / 4][i % 4], sums[i / 4][i % 4]);
+            for (int step = 0; step < STEPS; step++) {
+                const Fragment f = unpack<F>(read, step, zeros);
+                rows.steps[i * STEPS + step] = make_uint4(f.a0, f.a1, f.a2, f.a3);
+            }
         }
     }
 
-    // Stores a tile's results, or adds them to what lies in stages.
-    __device__ __forceinline__ void put(const float (&y)[EIGHTS][4], const WideTile& tile, u32 row, Ring<STAGES>& ring) const {
+    // Puts the products of a stage on their way; which stage that is.
+    __device__ __forceinline__ u32 begin(Sums& sums, const Rows& rows, bool adds, Ring<STAGES>& ring) const {
+        const u32 stage = ring.stage;
+        const u64 b = tiles_at(place(stage) + TOKENS_AT, 128, 1024);
+        begin_products();
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+            if (adds || step > 0) wide_mma(sums, rows.steps[step], b + step * 16);
+            else wide_mma_anew(sums, rows.steps[step], b);
+        }
+        end_products();
+        ring.next();
+        return stage;
+    }
+
+    // The sums of a group join those of the groups before.
+    __device__ __forceinline__ static void join(Sums& y, Sums& sums, u32 scales) {
+        // What was awaited is read behind that, wherever the compiler would have it.
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 4; i++) asm volatile("" : "+f"(sums[i / 4][i % 4]));
+        const float by[2] = {low_value(scales), high_value(scales)};
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 4; i++) {
+            float& to = y[i / 4][i % 4];
+            const float part = sums[i / 4][i % 4];
+            to = F::SCALE == SCALE_NONE ? __fadd_rn(to, part) : __fmaf_rn(part, by[i % 4 / 2], to);
+        }
+    }
+
+    // Sums of a tile: those of a group are a chain of products, which join in order.
+    __device__ __forceinline__ void multiply(Sums& y, Ring<STAGES>& ring) const {
+        const u32 stages = p.columns / 64;
+        Rows first, second;
+#pragma unroll
+        for (int i = 0; i < EIGHTS * 4; i++) y[i / 4][i % 4] = 0.0f;
+        if (AHEAD) load(first, ring);
+        if constexpr (OVERLAPS) {
+            if (stages >= 6) return multiply_overlapping(y, first, second, stages, ring);
+        }
+        multiply_in_turn(y, first, second, stages, ring);
+    }
+
+    // Each group is awaited before the next one begins: the other four warps multiply meanwhile.
+    __device__ __forceinline__ void multiply_in_turn(Sums& y, Rows& first, Rows& second, u32 stages, Ring<STAGES>& ring) const {
+        constexpr bool IS_ONE = GROUP_STAGES == 1;
+        Sums sums;
+#pragma unroll 1
+        for (u32 k = 0; k < stages; k += 2) {
+            if (!AHEAD) load(first, ring);
+            const u32 used = begin(sums, first, false, ring);
+            load(second, ring);
+            if (IS_ONE) {
+                await_products<0>();
+                release(used);
+                join(y, sums, first.scales);
+            }
+            const u32 used_next = begin(sums, second, !IS_ONE, ring);
+            if (!IS_ONE) {
+                await_products<1>();
+                release(used);
+            }
+            if (AHEAD && k + 2 < stages) load(first, ring);
+            await_products<0>();
+            release(used_next);
+            join(y, sums, second.scales);
+        }
+    }
+
+    // A group of two stages joins while products of the next one are made; there are three groups or more.
+    __device__ __forceinline__ void multiply_overlapping(Sums& y, Rows& first, Rows& second, u32 stages, Ring<STAGES>& ring) const {
+        Sums even, odd;
+        u32 used = begin(even, first, false, ring), k = 1;
+        load(second, ring);
+        // Stage k, whose rows are there; those of the stage before, `others`, are read no more behind it.
+        auto step = [&](Rows& rows, Rows& others, Sums& sums, Sums& before, bool adds) {
+            const u32 stage = begin(sums, rows, adds, ring);
+            await_products<1>();
+            release(used);
+            if (!adds) join(y, before, others.scales);
+            used = stage, k++;
+        };
+        auto end = [&](Sums& sums) {
+            await_products<0>();
+            release(used);
+            join(y, sums, second.scales);
+        };
+        // No group is under way in two rounds of the loop, but for its first stage: the compiler sees whose sums are read.
+#pragma unroll 1
+        do {
+            step(second, first, even, even, true);
+            load(first, ring);
+            step(first, second, odd, even, false);
+            load(second, ring);
+            step(second, first, odd, odd, true);
+            load(first, ring);
+            step(first, second, even, odd, false);
+            load(second, ring);
+        } while (k + 4 < stages);
+        step(second, first, even, even, true);
+        if (k == stages) return end(even);
+        load(first, ring);
+        step(first, second, odd, even, false);
+        load(second, ring);
+        step(second, first, odd, odd, true);
+        end(odd);
+    }
+
+    // Stores a tile's results, or adds them to what lies in stages, or where it was.
+    __device__ __forceinline__ void put(const Sums& y, const WideTile& tile, u32 row, Ring<STAGES>& ring) const {
         const u32 lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 + lane / 4, own_token = lane % 4 * 2;
         const u32 token = tile.first_eight * 8 + own_token, last = p.rows - 1;
-        const bool adds = p.mode == ADD;
+        const bool adds = p.mode == ADD, is_copied = copies_before();
         float gains[2] = {1.0f, 1.0f};
         if (adds && p.gains) gains[0] = __ldg(p.gains + min(row, last)), gains[1] = __ldg(p.gains + min(row + 8, last));
-        float* to = (float*)p.out + (u64)token * p.stride + row;
+        // Who multiplies has waited for no launch yet.
+        if (adds && !is_copied) wait_for_writes();
+        u64 first = (u64)token * p.stride + row;
 #pragma unroll
         for (int piece = 0; piece < PIECES; piece++) {
             const u32 at = place(ring.stage) + (own_token * BEFORE_PITCH + own_row) * 4;
-            if (adds) await(full + ring.stage * 8, ring.parity);
+            if (is_copied) await(full + ring.stage * 8, ring.parity);
 #pragma unroll
             for (int eight = piece * PIECE_EIGHTS; eight < (piece + 1) * PIECE_EIGHTS && eight < EIGHTS; eight++) {
 #pragma unroll
                 for (int c = 0; c < 4; c++) {
+                    const bool counts = token + eight * 8 + c % 2 < p.tokens && row + c / 2 * 8 < p.rows;
+                    const u64 to = first + c % 2 * p.stride + c / 2 * 8;
                     float own = y[eight][c];
                     if (adds) {
                         const u32 inside = ((eight - piece * PIECE_EIGHTS) * 8 + c % 2) * BEFORE_PITCH + c / 2 * 8;
-                        const float before = load_shared(at + inside * 4);
+                        const float before = is_copied ? load_shared(at + inside * 4) : counts ? p.before[to] : 0.0f;
                         own = __fadd_rn(before, p.gains ? __fmul_rn(own, gains[c / 2]) : own);
                     }
-                    if (token + eight * 8 + c % 2 < p.tokens && row + c / 2 * 8 < p.rows) to[c % 2 * p.stride + c / 2 * 8] = own;
+                    if (counts) ((float*)p.out)[to] = own;
                 }
-                to += 8 * p.stride;
+                first += 8 * p.stride;
             }
-            if (!adds) continue;
+            if (!is_copied) continue;
             __syncwarp();
             release(ring.stage);
             ring.next();
         }
     }
 
+    // What becomes of a tile's results.
+    __device__ __forceinline__ void put_all(const Sums& y, const WideTile& tile, u32 tile_row, Ring<STAGES>& ring) const {
+        const u32 lane = threadIdx.x % 32, row = tile_row + lane / 4;
+        if (gives_halves(p.mode) || p.mode == SWIGLU) {
+            if (threadIdx.x / 128 >= tile.strips) return;
+            if (p.mode == SWIGLU) put_gated<EIGHTS>(p, y, tile_row, tile.first_eight, eights);
+            else put_halves<EIGHTS>(p, y, tile_row, tile.first_eight, eights);
+        } else {
+            put(y, tile, row, ring);
+        }
+    }
+
     // What warps do that multiply.
     __device__ __forceinline__ void multiply_all() const {
-        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         Ring<STAGES> ring = {0, 0};
-        float y[EIGHTS][4], sums[EIGHTS][4];
+        Sums y;
         for (u32 work = blockIdx.x; work < tiles; work += gridDim.x) {
             const WideTile tile(p, work, eights, EIGHTS);
-            multiply(y, sums, ring);
-            const u32 tile_row = tile.first_row + warp * 16, row = tile_row + lane / 4;
-            finish_tile<EIGHTS>(p, y, row);
-            if (!gives_halves(p.mode)) put(y, tile, row, ring);
-            else if (warp / 4 < tile.strips) put_halves<EIGHTS>(p, y, tile_row, tile.first_eight, eights);
+            multiply(y, ring);
+            const u32 tile_row = tile.first_row + threadIdx.x / 32 * 16;
+            finish_tile<EIGHTS>(p, y, tile_row + threadIdx.x % 32 / 4);
+            put_all(y, tile, tile_row, ring);
         }
         let_next_begin();
     }
 };
 
-template <int EIGHTS, int STAGES, int PIECES> __device__ __forceinline__ void product_wide(const Product& p) {
+template <class F, int EIGHTS, int STAGES> __device__ __forceinline__ void product_wide(const Product& p) {
     extern __shared__ __align__(128) u8 stages[];
     __shared__ u64 barriers[2 * STAGES];
     const u32 full = shared_address(barriers), eights = (p.tokens + 7) / 8;
     const u32 tiles = (p.padded_rows + 127) / 128 * ((eights + EIGHTS - 1) / EIGHTS);
-    const Wide<EIGHTS, STAGES, PIECES> wide = {p, shared_address(stages), full, full + STAGES * 8, eights, tiles};
+    const Wide<F, EIGHTS, STAGES> wide = {p, shared_address(stages), full, full + STAGES * 8, eights, tiles};
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) make_barrier(full + i * 8, 1), make_barrier(full + (STAGES + i) * 8, 8);
         show_barriers();
@@ -200,19 +333,19 @@ template <int EIGHTS, int STAGES, int PIECES> __device__ __forceinline__ void pr
     __syncthreads();
     // Who copies needs few registers.
     if (threadIdx.x < 256) {
-        take_registers<224>();
+        take_registers<232>();
         wide.multiply_all();
     } else {
-        give_registers<56>();
+        give_registers<40>();
         if (threadIdx.x < 288) wide.copy_all();
     }
 }
 
-#define WIDE(NAME, EIGHTS, STAGES, PIECES)                                      \
+#define WIDE(NAME, FORM, EIGHTS, STAGES)                                        \
     KERNEL void __launch_bounds__(384, 1) NAME(PRODUCT_PARAMETERS) {            \
         Product p = PRODUCT_ARGUMENTS;                                          \
-        product_wide<EIGHTS, STAGES, PIECES>(p);                                \
+        product_wide<FORM, EIGHTS, STAGES>(p);                                  \
     }
 #else
-#define WIDE(NAME, EIGHTS, STAGES, PIECES)
+#define WIDE(NAME, FORM, EIGHTS, STAGES)
 #endif

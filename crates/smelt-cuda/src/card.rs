@@ -35,7 +35,28 @@ pub struct CardFacts {
     pub driver: u32,
 }
 
+/// What of a card hangs on how work is cut into blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Processors {
+    /// Processors that blocks are spread over.
+    pub count: u32,
+    /// The version of their instructions.
+    pub sm: Sm,
+}
+
+impl Processors {
+    /// Whether four warps multiply at once (`wgmma`).
+    pub const fn has_wgmma(self) -> bool {
+        self.sm.0 == 90
+    }
+}
+
 impl CardFacts {
+    /// Its processors.
+    pub const fn processors(&self) -> Processors {
+        Processors { count: self.multiprocessors, sm: self.sm }
+    }
+
     /// The newest CUDA that the driver knows, as people write it: 12.6.
     pub fn driver_version(&self) -> String {
         format!("{}.{}", self.driver / 1000, self.driver % 1000 / 10)

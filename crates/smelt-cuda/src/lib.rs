@@ -22,7 +22,7 @@ pub mod tactics;
 mod target;
 
 pub use address::DeviceAddress;
-pub use card::{CardFacts, Sm};
+pub use card::{CardFacts, Processors, Sm};
 pub use driver::{
     CapturedGraph, Driver, DriverError, EventId, GraphExec, HostBytes, MemoryInfo, Module, NoCard,
     Priority, Stream, cards, held_bytes, open,

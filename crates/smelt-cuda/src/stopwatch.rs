@@ -9,7 +9,7 @@ use crate::kernels::layout::{STRIP_ROWS, padded_rows, part_bytes};
 use crate::kernels::product::{self, Activations, DeviceWeight, Outcome, ProductShape, State};
 use crate::owned::{DeviceBuffer, OwnedGraph, OwnedModule, OwnedStream};
 use crate::tactics::ProductSize;
-use crate::{DeviceAddress, Launch};
+use crate::{DeviceAddress, Launch, Processors};
 
 /// Bytes of weights that are multiplied with one after another: more than any card's caches hold.
 const BYTES_USUAL: u64 = 512 << 20;
@@ -34,6 +34,7 @@ pub struct Stopwatch {
     room: DeviceBuffer,
     stream: OwnedStream,
     module: OwnedModule,
+    processors: Processors,
 }
 
 impl Stopwatch {
@@ -48,7 +49,8 @@ impl Stopwatch {
         let room = DeviceBuffer::new(driver, bytes)?;
         driver.memset(stream.id(), room.address(), FILLING, bytes)?;
         stream.synchronize()?;
-        Ok(Self { room, stream, module: OwnedModule::new(driver, kernels)? })
+        let module = OwnedModule::new(driver, kernels)?;
+        Ok(Self { room, stream, module, processors: driver.card().processors() })
     }
 
     /// Seconds of a product of so many tokens by this kernel, the median of some rounds; nothing where there is no room for it.
@@ -105,7 +107,10 @@ impl Stopwatch {
         let weights = (0..WEIGHTS_MAX).map_while(|_| place.weight(size));
         let launch = |weight: DeviceWeight| match shape.norms() {
             true => product::product_of_state(&weight, DeviceAddress::NULL, state, outcome, shape),
-            false => product::product(&weight, DeviceAddress::NULL, x, outcome, shape),
+            false => {
+                let by = (shape, self.processors);
+                product::product(&weight, DeviceAddress::NULL, x, outcome, by)
+            }
         };
         weights.map(launch).collect()
     }

@@ -12,7 +12,7 @@ use smelt_backend::tactics_file::{self, TacticsError};
 
 use crate::kernels::form::WeightForm;
 use crate::kernels::product::{ProductShape, default_shape, shape_of_state};
-use crate::{CardFacts, CudaTarget};
+use crate::{CardFacts, CudaTarget, Processors, Sm};
 
 /// Version of that file.
 const FORMAT: u32 = 1;
@@ -56,6 +56,11 @@ impl TunedCard {
         let (name, multiprocessors) = (card.name.clone(), card.multiprocessors);
         Self { name, target: target.word().to_owned(), multiprocessors }
     }
+
+    fn processors(&self) -> Processors {
+        let sm = CudaTarget::parse(&self.target).map_or(Sm(0), CudaTarget::sm);
+        Processors { count: self.multiprocessors, sm }
+    }
 }
 
 /// The kernels of a product.
@@ -92,6 +97,7 @@ impl CardTactics {
         sizes: &[ProductSize],
         time: &mut dyn FnMut(ProductSize, u32, ProductShape) -> Result<Option<f64>, E>,
     ) -> Result<Self, E> {
+        let processors = card.processors();
         let one = |size: &ProductSize| {
             let mut fastest = |tokens, usual, all: Vec<ProductShape>| {
                 let timed = |shape| Ok(time(*size, tokens, shape)?.map(|took| (took, shape)));
@@ -100,12 +106,13 @@ impl CardTactics {
             };
             let mut shapes = Vec::new();
             for tokens in TOKENS {
-                let usual = default_shape(size.form, size.rows, tokens, card.multiprocessors);
-                if let Some(shape) = fastest(tokens, usual, for_tokens(size.form, tokens))? {
+                let usual = default_shape(size.form, size.rows, tokens, processors);
+                let all = for_tokens(size.form, tokens, processors);
+                if let Some(shape) = fastest(tokens, usual, all)? {
                     shapes.push((tokens, shape.name()));
                 }
             }
-            let usual = shape_of_state(size.form, size.rows, size.columns, card.multiprocessors);
+            let usual = shape_of_state(size.form, size.rows, size.columns, processors.count);
             let state = match usual {
                 Some(usual) => fastest(1, usual, for_states(size))?,
                 None => None,
@@ -118,10 +125,10 @@ impl CardTactics {
         Ok(Self { format: FORMAT, card, products })
     }
 
-    /// How many kernels are timed for a product.
-    pub fn count(size: &ProductSize) -> usize {
-        let states = for_states(size).len();
-        TOKENS.iter().map(|&tokens| for_tokens(size.form, tokens).len()).sum::<usize>() + states
+    /// How many kernels are timed for a product on a card.
+    pub fn count(card: &TunedCard, size: &ProductSize) -> usize {
+        let of_tokens = |tokens| for_tokens(size.form, tokens, card.processors()).len();
+        TOKENS.into_iter().map(of_tokens).sum::<usize>() + for_states(size).len()
     }
 
     /// Writes them into `dir`.
@@ -159,7 +166,8 @@ impl CardTactics {
         if self.products.len() > PRODUCTS_MAX {
             return Err(format!("{} products, at most {PRODUCTS_MAX}", self.products.len()));
         }
-        let rows = self.products.iter().map(ProductTactic::row);
+        let processors = self.card.processors();
+        let rows = self.products.iter().map(|product| product.row(processors));
         Ok(ShapeTable(rows.collect::<Result<_, _>>()?))
     }
 
@@ -180,13 +188,14 @@ impl CardTactics {
     }
 }
 
-/// The kernels that are timed for so many tokens.
-fn for_tokens(form: WeightForm, tokens: u32) -> Vec<ProductShape> {
-    let is_tried = |shape: &ProductShape| {
-        let is_for_many = matches!(shape, ProductShape::Many(_));
-        shape.takes(tokens) && !shape.norms() && (is_for_many || tokens <= FEW_TOKENS_MAX)
+/// The kernels that are timed for so many tokens on such processors.
+fn for_tokens(form: WeightForm, tokens: u32, processors: Processors) -> Vec<ProductShape> {
+    let is_tried = |shape: &ProductShape| match shape {
+        ProductShape::Few(_) => shape.takes(tokens) && !shape.norms() && tokens <= FEW_TOKENS_MAX,
+        ProductShape::Many(_) => true,
+        ProductShape::Wide(_) => tokens > FEW_TOKENS_MAX,
     };
-    ProductShape::all(form).into_iter().filter(is_tried).collect()
+    ProductShape::all_on(form, processors).into_iter().filter(is_tried).collect()
 }
 
 /// The kernels that are timed for a state.
@@ -216,7 +225,7 @@ struct Shapes {
 }
 
 impl ProductTactic {
-    fn row(&self) -> Result<(ProductSize, Shapes), String> {
+    fn row(&self, processors: Processors) -> Result<(ProductSize, Shapes), String> {
         let Self { rows, columns, .. } = *self;
         let no =
             |what: &str| format!("no kernel of {}, {rows} x {columns}, is {what:?}", self.form);
@@ -233,7 +242,7 @@ impl ProductTactic {
                 return Err(format!("kernels of {rows} x {columns} are for {tokens} tokens"));
             }
             before = *tokens;
-            by_tokens.push((*tokens, find(name, for_tokens(form, *tokens))?));
+            by_tokens.push((*tokens, find(name, for_tokens(form, *tokens, processors))?));
         }
         let of_state = self.state.as_ref().map(|name| find(name, for_states(&size))).transpose()?;
         Ok((size, Shapes { by_tokens, of_state }))
@@ -245,18 +254,20 @@ impl ProductTactic {
 pub(crate) struct ShapeTable(BTreeMap<ProductSize, Shapes>);
 
 impl ShapeTable {
-    /// For a product of so many tokens, on a card of so many multiprocessors.
+    /// For a product of so many tokens, on a card of such processors.
     pub(crate) fn shape(
         &self,
         size: ProductSize,
         tokens: u32,
-        multiprocessors: u32,
+        processors: Processors,
     ) -> ProductShape {
         let tuned = self.0.get(&size).and_then(|shapes| {
-            let (_, shape) = shapes.by_tokens.iter().find(|(most, _)| *most >= tokens)?;
-            Some(*shape)
+            let (most, shape) = shapes.by_tokens.iter().find(|(most, _)| *most >= tokens)?;
+            // How many waves large tiles are hangs on the very number of tokens, which was not timed.
+            let is_for_these = *most == tokens || !matches!(shape, ProductShape::Wide(_));
+            is_for_these.then_some(*shape)
         });
-        tuned.unwrap_or_else(|| default_shape(size.form, size.rows, tokens, multiprocessors))
+        tuned.unwrap_or_else(|| default_shape(size.form, size.rows, tokens, processors))
     }
 
     /// For a product that norms a state itself; nothing where none does.
@@ -281,8 +292,8 @@ mod tests {
         TunedCard::of(&recording::card(Sm(90), 8 << 30, false), CudaTarget::Sm90)
     }
 
-    fn own() -> u32 {
-        card().multiprocessors
+    fn own() -> Processors {
+        card().processors()
     }
 
     fn size(rows: u32) -> ProductSize {
@@ -309,13 +320,18 @@ mod tests {
         let usual = |tokens| default_shape(size(4096).form, 4096, tokens, own()).name();
         for tokens in [33, 64, 100, 512, 2048, 5000] {
             let of_bucket = TOKENS.into_iter().find(|&most| most >= tokens).unwrap_or(tokens);
-            assert_eq!(name(tokens), usual(of_bucket), "{tokens}");
+            let is_wide = usual(of_bucket).starts_with("w_");
+            let expect = usual(if is_wide { tokens } else { of_bucket });
+            assert_eq!(name(tokens), expect, "{tokens}");
         }
-        assert_eq!(table.of_state(size(4096), own()).unwrap().name(), "n1_1x8");
+        assert_eq!(table.of_state(size(4096), own().count).unwrap().name(), "n1_1x8");
         // A product that nobody timed.
         let other = size(8192);
         assert_eq!(table.shape(other, 1, own()), default_shape(other.form, 8192, 1, own()));
-        assert_eq!(table.of_state(other, own()), shape_of_state(other.form, 8192, 2048, own()));
+        assert_eq!(
+            table.of_state(other, own().count),
+            shape_of_state(other.form, 8192, 2048, own().count)
+        );
     }
 
     #[test]
@@ -349,7 +365,8 @@ mod tests {
                 default_shape(form, 96, 1, own())
             );
         }
-        let all = |form| CardTactics::count(&ProductSize { form, rows: 96, columns: 8192 });
+        let all =
+            |form| CardTactics::count(&card(), &ProductSize { form, rows: 96, columns: 8192 });
         assert!(count <= WeightForm::ALL.into_iter().map(all).sum::<usize>());
     }
 

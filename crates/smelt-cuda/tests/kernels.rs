@@ -34,10 +34,7 @@ const HEADS: [HeadShape; 6] = [
 const GRAPH_HEADS: [usize; 5] = [64, 72, 80, 128, 16];
 
 /// The kernels that graphs have beside products.
-const OF_GRAPHS: [&str; 10] = [
-    "wide_72",
-    "wide_96",
-    "wide_160",
+const OF_GRAPHS: [&str; 7] = [
     "pack_halves",
     "norm_numbers",
     "arrange_heads",

@@ -12,7 +12,7 @@ use crate::kernels::product::{self, Activations, Outcome, ProductShape, State};
 use crate::kernels::rows::{
     self, LayerPages, Norm, NumberKind, Reorder, Rotate, Rotations, Scatter,
 };
-use crate::{DeviceAddress, Launch};
+use crate::{DeviceAddress, Launch, Processors};
 
 /// Something to put on a stream.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,20 +41,20 @@ struct Pass<'a> {
     place: Place,
     shape: &'a Shape,
     places: Places,
-    multiprocessors: u32,
+    processors: Processors,
     ops: Vec<Op>,
 }
 
-/// The work of a pass of a shape over all layers, on a card of so many multiprocessors.
+/// The work of a pass of a shape over all layers, on a card of such processors.
 pub(super) fn pass(
     model: &Model,
     buffers: &Buffers,
     place: Place,
     shape: &Shape,
-    multiprocessors: u32,
+    processors: Processors,
 ) -> Vec<Op> {
     let places = shape.places();
-    let mut pass = Pass { model, buffers, place, shape, places, multiprocessors, ops: Vec::new() };
+    let mut pass = Pass { model, buffers, place, shape, places, processors, ops: Vec::new() };
     pass.begin();
     for (index, layer) in model.layers.iter().enumerate() {
         pass.attention(index, layer);
@@ -72,13 +72,13 @@ pub(super) fn head(
     buffers: &Buffers,
     wanted: DeviceAddress,
     count: usize,
-    multiprocessors: u32,
+    processors: Processors,
 ) -> Vec<Op> {
     let none = DeviceAddress::NULL;
     let place = Place { inputs: none, features: none, pool: none };
     let shape = &Shape { rows: count, ..Shape::default() };
     let places = shape.places();
-    let mut pass = Pass { model, buffers, place, shape, places, multiprocessors, ops: Vec::new() };
+    let mut pass = Pass { model, buffers, place, shape, places, processors, ops: Vec::new() };
     pass.norm(model.norm, wanted);
     let outcome = Outcome::Store { out: buffers.logits, stride: model.sizes.vocab as u32 };
     pass.product(&model.head, buffers.normed, outcome, &mut None);
@@ -175,8 +175,9 @@ impl Pass<'_> {
         }
         let sums = if group.is_some() { self.buffers.sums } else { DeviceAddress::NULL };
         let x = Activations { halves: halves_own, sums, tokens: rows };
-        let shape = self.model.shape(weight, rows, self.multiprocessors);
-        self.launch(product::product(weight, linear.bias, x, outcome, shape));
+        let shape = self.model.shape(weight, rows, self.processors);
+        let by = (shape, self.processors);
+        self.launch(product::product(weight, linear.bias, x, outcome, by));
     }
 
     /// The shapes in which these products norm the state of a pass of one row themselves, which saves a launch.
@@ -186,7 +187,7 @@ impl Pass<'_> {
         }
         let shape = |linear: &Linear| {
             let Linear { weight, order: None, .. } = linear else { return None };
-            self.model.shape_of_state(weight, self.multiprocessors)
+            self.model.shape_of_state(weight, self.processors.count)
         };
         linears.map(shape).collect()
     }
@@ -310,7 +311,7 @@ impl Pass<'_> {
             let (parts, marks) = (self.buffers.parts, self.buffers.marks);
             let (pages, rows) = (few_pages as u32, few_rows as u32);
             let partials = Partials { parts, marks, pages, rows };
-            let launches = attention::attend_pages(own, partials, self.multiprocessors);
+            let launches = attention::attend_pages(own, partials, self.processors.count);
             launches.into_iter().for_each(|launch| self.launch(launch));
         }
         if many > 0 {

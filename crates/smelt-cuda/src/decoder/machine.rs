@@ -250,10 +250,10 @@ impl Machine {
         let Staged { shape, is_bucket } = self.staged[pass];
         let (inputs, features) = (self.inputs.address(), self.features.address());
         let place = Place { inputs, features, pool: self.pool };
-        let multiprocessors = self.driver.card().multiprocessors;
+        let processors = self.driver.card().processors();
         // What was captured need not be written down again.
         let put = |stream: Stream| {
-            let ops = launches::pass(&self.model, &self.buffers, place, &shape, multiprocessors);
+            let ops = launches::pass(&self.model, &self.buffers, place, &shape, processors);
             put(&*self.driver, &self.modules, stream, &ops)
         };
         if is_bucket { self.graphs.launch(&shape, &self.stream, put) } else { put(stream) }
@@ -318,8 +318,8 @@ impl Machine {
     }
 
     fn head_ops(&self, wanted: DeviceAddress, count: usize) -> Vec<Op> {
-        let multiprocessors = self.card().multiprocessors;
-        launches::head(&self.model, &self.buffers, wanted, count, multiprocessors)
+        let processors = self.card().processors();
+        launches::head(&self.model, &self.buffers, wanted, count, processors)
     }
 }
 

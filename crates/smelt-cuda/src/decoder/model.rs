@@ -9,7 +9,6 @@ use smelt_backend::{KvType, OpenError};
 
 use super::file::{DecoderDir, DecoderFile, LAYOUT, TensorEntry};
 use super::weights::{Weights, WeightsPlace};
-use crate::DeviceAddress;
 use crate::driver::{Driver, Stream};
 use crate::kernels::form::{WeightForm, WeightPart};
 use crate::kernels::layout::{STRIP_ROWS, padded_columns, padded_rows, part_bytes};
@@ -17,6 +16,7 @@ use crate::kernels::page::HeadShape;
 use crate::kernels::product::{DeviceWeight, ProductShape, fits};
 use crate::kernels::rows::Heads;
 use crate::tactics::{ProductSize, ShapeTable, TunedCard};
+use crate::{DeviceAddress, Processors};
 
 /// The form of tensors that are plain f32.
 const FLOATS: &str = "f32";
@@ -140,14 +140,14 @@ impl Model {
         })
     }
 
-    /// The kernel for a product of so many tokens, on a card of so many multiprocessors.
+    /// The kernel for a product of so many tokens, on a card of such processors.
     pub(super) fn shape(
         &self,
         weight: &DeviceWeight,
         tokens: u32,
-        multiprocessors: u32,
+        processors: Processors,
     ) -> ProductShape {
-        self.shapes.shape(size(weight), tokens, multiprocessors)
+        self.shapes.shape(size(weight), tokens, processors)
     }
 
     /// The same of one that norms the state of one token itself; nothing where none does.

@@ -25,9 +25,8 @@ use crate::kernels::layout::padded_columns;
 use crate::kernels::product::{Activations, DeviceWeight, Outcome, default_shape, product};
 use crate::kernels::rows::NumberKind;
 use crate::kernels::source::graph_head;
-use crate::kernels::wide::WideShape;
 use crate::owned::{DeviceBuffer, HostBuffer, OwnedModule, OwnedStream};
-use crate::{CudaTarget, DeviceAddress, Launch};
+use crate::{DeviceAddress, Launch};
 
 /// Plans that are kept, of all graphs together: one for each size of pictures that comes often.
 const PLANS_MAX: usize = 16;
@@ -526,13 +525,9 @@ impl Places<'_> {
         let halves = self.spot(Spot::Value(x, 0))?;
         let x = Activations { halves, sums: DeviceAddress::NULL, tokens };
         let outcome = self.outcome(into, outputs)?;
-        let card = self.card.driver.card();
-        let wide = WideShape::of(outputs, tokens, outcome, card.multiprocessors);
-        if let Some(wide) = wide.filter(|_| CudaTarget::of(card.sm) == Some(CudaTarget::Sm90)) {
-            return Ok(wide.product(&device, bias, x, outcome, card.multiprocessors));
-        }
-        let shape = default_shape(device.form, outputs, tokens, card.multiprocessors);
-        Ok(product(&device, bias, x, outcome, shape))
+        let processors = self.card.driver.card().processors();
+        let shape = default_shape(device.form, outputs, tokens, processors);
+        Ok(product(&device, bias, x, outcome, (shape, processors)))
     }
 
     /// Brings the constants of a step.

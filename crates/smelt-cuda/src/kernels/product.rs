@@ -8,7 +8,8 @@ use std::fmt;
 use super::form::{Levels, SPAN_COLUMNS, WeightForm};
 use super::layout::{COLUMN_ALIGN, STRIP_ROWS, TILE_ROWS};
 use super::table;
-use crate::{DeviceAddress, Function, Launch, LaunchArgs};
+use super::wide::{self, WideShape};
+use crate::{DeviceAddress, Function, Launch, LaunchArgs, Processors};
 
 /// A kernel for few tokens: blocks of tokens and tiles of rows that a block takes, and its warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,6 +46,8 @@ pub enum ProductShape {
     Few(FewShape),
     /// For many.
     Many(ManyShape),
+    /// For many on Hopper.
+    Wide(WideShape),
 }
 
 const fn few(eights: u32, tiles: u32, warps: u32) -> ProductShape {
@@ -60,6 +63,10 @@ const fn many(tiles: u32, eights: u32, stages: u32) -> ProductShape {
     ProductShape::Many(ManyShape { tiles, eights, row_warps, column_warps, stages })
 }
 
+const fn wide(eights: u32) -> ProductShape {
+    ProductShape::Wide(WideShape { eights })
+}
+
 /// Bytes of shared memory that a block of a product may have at most: two such blocks fit every card's multiprocessor.
 const SHARED_BYTES_MAX: u32 = 80 << 10;
 
@@ -71,7 +78,7 @@ impl fmt::Display for ProductShape {
 
 impl ProductShape {
     /// Every shape of any form.
-    pub const EVERY: [Self; 17] = [
+    pub const EVERY: [Self; 22] = [
         few(1, 1, 8),
         few(1, 1, 16),
         few(1, 2, 8),
@@ -89,15 +96,33 @@ impl ProductShape {
         many(2, 4, 4),
         many(2, 8, 3),
         many(4, 4, 4),
+        wide(6),
+        wide(9),
+        wide(12),
+        wide(16),
+        wide(20),
     ];
 
-    /// The shapes of which a form has kernels.
+    /// The shapes of which a form has kernels, on some card.
     pub fn all(form: WeightForm) -> Vec<Self> {
         Self::EVERY.into_iter().filter(|shape| shape.fits(form)).collect()
     }
 
+    /// Those of this card.
+    pub fn all_on(form: WeightForm, processors: Processors) -> Vec<Self> {
+        Self::all(form).into_iter().filter(|shape| shape.runs_on(processors)).collect()
+    }
+
+    /// Whether such processors have its instructions.
+    pub const fn runs_on(self, processors: Processors) -> bool {
+        !matches!(self, Self::Wide(_)) || processors.has_wgmma()
+    }
+
     /// Whether there is such a kernel: its block has the shared memory, and its warps the registers.
     fn fits(self, form: WeightForm) -> bool {
+        if let Self::Wide(wide) = self {
+            return wide.fits(form);
+        }
         // Two tiles of halves in sixteen warps need more registers than there are, and so do the scales of short groups, or
         // factors of both scales and minima of bytes, beside the most sums.
         let has_many_scales = form.group == 16
@@ -114,7 +139,8 @@ impl ProductShape {
 
     /// Whether a block that multiplies so many columns has the shared memory.
     pub(crate) fn has_room(self, form: WeightForm, columns: u32) -> bool {
-        self.shared_bytes(form, columns) <= SHARED_BYTES_MAX
+        let is_alone = matches!(self, Self::Wide(_));
+        is_alone || self.shared_bytes(form, columns) <= SHARED_BYTES_MAX
     }
 
     /// The word for it: the tokens or the block, and how it is cut.
@@ -123,6 +149,7 @@ impl ProductShape {
             Self::Few(few) if few.norms => format!("n1_{}x{}", few.tiles, few.warps),
             Self::Few(few) => format!("f{}_{}x{}", few.eights * 8, few.tiles, few.warps),
             Self::Many(_) => format!("g_{}x{}", self.rows(), self.tokens()),
+            Self::Wide(_) => format!("w_{}x{}", self.rows(), self.tokens()),
         }
     }
 
@@ -136,6 +163,7 @@ impl ProductShape {
         match self {
             Self::Few(few) => few.tiles * TILE_ROWS as u32,
             Self::Many(many) => many.tiles * many.row_warps * TILE_ROWS as u32,
+            Self::Wide(_) => wide::ROWS,
         }
     }
 
@@ -145,7 +173,13 @@ impl ProductShape {
             Self::Few(few) if few.norms => 1,
             Self::Few(few) => few.eights * 8,
             Self::Many(many) => many.eights * many.column_warps * 8,
+            Self::Wide(wide) => wide.eights * 8,
         }
+    }
+
+    /// Whether it is for any number of tokens.
+    pub const fn is_for_many(self) -> bool {
+        !matches!(self, Self::Few(_))
     }
 
     /// Whether it takes a state, and norms it.
@@ -157,6 +191,7 @@ impl ProductShape {
         match self {
             Self::Few(few) => few.warps * 32,
             Self::Many(many) => many.row_warps * many.column_warps * 32,
+            Self::Wide(_) => wide::THREADS,
         }
     }
 
@@ -170,12 +205,13 @@ impl ProductShape {
                 let rows = self.rows() * 64 * form.levels.bits() as u32 / 8;
                 many.stages * (rows + self.tokens() * 128)
             }
+            Self::Wide(wide) => wide.stages(form) * wide.stage_bytes(form),
         }
     }
 
     /// Whether it can multiply so many tokens.
     pub const fn takes(self, tokens: u32) -> bool {
-        matches!(self, Self::Many(_)) || tokens <= self.tokens()
+        self.is_for_many() || tokens <= self.tokens()
     }
 }
 
@@ -395,7 +431,8 @@ pub(super) fn arguments(
         .with(words.gains)
 }
 
-/// Multiplies `weight` by `x`, adds `bias` `[rows]` where there is one, and does with it what `outcome` says.
+/// Multiplies `weight` by `x`, adds `bias` `[rows]` where there is one, and does with it what `outcome` says, on a card of
+/// such processors.
 ///
 /// # Panics
 /// Where the shape cannot take so many tokens, or norms: whoever chooses one asks [`ProductShape::takes`].
@@ -404,11 +441,19 @@ pub fn product(
     bias: DeviceAddress,
     x: Activations,
     outcome: Outcome,
-    shape: ProductShape,
+    (shape, processors): (ProductShape, Processors),
 ) -> Launch {
     assert!(shape.takes(x.tokens), "{shape} cannot take {} tokens", x.tokens);
     assert!(!shape.norms(), "{shape} takes a state");
-    launch(weight, bias, (x, State::none()), outcome, shape)
+    let launch = launch(weight, bias, (x, State::none()), outcome, shape);
+    let [rows, tokens, _] = launch.grid;
+    match shape {
+        // A block stays for all its tiles.
+        ProductShape::Wide(_) => {
+            Launch { grid: [(rows * tokens).min(processors.count.max(1)), 1, 1], ..launch }
+        }
+        ProductShape::Few(_) | ProductShape::Many(_) => launch,
+    }
 }
 
 /// Multiplies `weight` by a normed state, with the bits of a norm and a product behind it.
@@ -437,7 +482,7 @@ fn launch(
     let rows = weight.padded_rows().div_ceil(shape.rows());
     let (tokens, rounds) = match shape {
         ProductShape::Few(few) => (1, few.rounds(weight.form, weight.columns)),
-        ProductShape::Many(_) => (x.tokens.div_ceil(shape.tokens()), 0),
+        ProductShape::Many(_) | ProductShape::Wide(_) => (x.tokens.div_ceil(shape.tokens()), 0),
     };
     let args = arguments(weight, bias, (x, state), outcome.words(), rounds);
     Launch {
@@ -471,13 +516,17 @@ pub fn widen(
     }
 }
 
-/// The shape for a product where nobody timed it, on a card of so many multiprocessors.
+/// The shape for a product where nobody timed it, on a card of such processors.
 pub fn default_shape(
     form: WeightForm,
     rows: u32,
     tokens: u32,
-    multiprocessors: u32,
+    processors: Processors,
 ) -> ProductShape {
+    let multiprocessors = processors.count;
+    if let Some(wide) = WideShape::of(form, rows, tokens, processors) {
+        return ProductShape::Wide(wide);
+    }
     let wanted: &[&str] = match tokens {
         0..=8 => few_tokens(form, rows, multiprocessors),
         9..=16 => &["f16_2x8", "f16_1x8"],
@@ -550,6 +599,7 @@ pub fn fits(form: WeightForm, columns: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Sm;
 
     #[test]
     fn words_of_shapes_tell_them_apart() {
@@ -562,9 +612,13 @@ mod tests {
     fn every_form_has_a_kernel_for_every_number_of_tokens() {
         for form in WeightForm::ALL {
             for tokens in 1..=600 {
-                for (rows, multiprocessors) in [(64, 8), (2048, 132), (12288, 132), (151_936, 8)] {
-                    let shape = default_shape(form, rows, tokens, multiprocessors);
+                for (rows, count, sm) in
+                    [(64, 8, 87), (2048, 132, 90), (12288, 132, 90), (151_936, 8, 87)]
+                {
+                    let processors = Processors { count, sm: Sm(sm) };
+                    let shape = default_shape(form, rows, tokens, processors);
                     assert!(shape.takes(tokens) && shape.fits(form), "{} {tokens}", form.name);
+                    assert!(shape.runs_on(processors));
                     assert!(!shape.norms());
                 }
             }
@@ -586,7 +640,11 @@ mod tests {
             for shape in ProductShape::all(form) {
                 for columns in [128, 2048, 6144, 18_944] {
                     let bytes = shape.shared_bytes(form, columns);
-                    assert!(bytes <= SHARED_BYTES_MAX || shape.norms(), "{shape} {columns}");
+                    let is_alone = matches!(shape, ProductShape::Wide(_));
+                    assert!(
+                        bytes <= SHARED_BYTES_MAX || shape.norms() || is_alone,
+                        "{shape} {columns}"
+                    );
                 }
             }
         }
@@ -620,9 +678,18 @@ mod tests {
                     let state = State { numbers: null, norm: null, hidden: 250, eps: 0.0 };
                     let launch = match shape.norms() {
                         true => product_of_state(&weight, null, state, outcome, shape),
-                        false => product(&weight, null, x, outcome, shape),
+                        false => {
+                            let processors = Processors { count: 8, sm: Sm(90) };
+                            product(&weight, null, x, outcome, (shape, processors))
+                        }
                     };
+                    assert_eq!(launch.args.args().len(), 23);
                     let [across, down, _] = launch.grid;
+                    if matches!(shape, ProductShape::Wide(_)) {
+                        let tiles = rows.div_ceil(128) * tokens.div_ceil(shape.tokens());
+                        assert_eq!(launch.grid, [tiles.min(8), 1, 1]);
+                        continue;
+                    }
                     assert!(
                         across * shape.rows() >= rows
                             && (across - 1) * shape.rows() < rows.next_multiple_of(64)
@@ -630,7 +697,6 @@ mod tests {
                     assert!(
                         down * shape.tokens() >= tokens && (down - 1) * shape.tokens() < tokens
                     );
-                    assert_eq!(launch.args.args().len(), 23);
                     assert!(launch.shared_bytes <= SHARED_BYTES_MAX && launch.block[0] <= 512);
                 }
             }

@@ -8,7 +8,6 @@ use super::form::WeightForm;
 use super::page::HeadShape;
 use super::product::{FewShape, ManyShape, ProductShape};
 use super::table;
-use super::wide::WideShape;
 
 /// What an engine's kernels depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +32,7 @@ const WIDE: &str = include_str!("../../kernels/wide.cu");
 /// The source of the kernels of a set: CUDA C without headers.
 pub fn source(set: &KernelSet) -> String {
     let mut text = definitions(set.head);
-    for part in [COMMON, NUMBERS, PRODUCT, ROWS, ATTENTION, PAGES, CHOOSE] {
+    for part in [COMMON, NUMBERS, PRODUCT, WGMMA, WIDE, ROWS, ATTENTION, PAGES, CHOOSE] {
         text.push_str(part);
     }
     let mut forms = set.forms.clone();
@@ -52,9 +51,6 @@ pub fn graph_source(head: usize) -> String {
         text.push_str(part);
     }
     text.push_str(&instances(super::graph::weight_form()));
-    for WideShape { eights, stages, pieces, function } in WideShape::ALL {
-        text.push_str(&format!("WIDE({function}, {eights}, {stages}, {pieces})\n"));
-    }
     text
 }
 
@@ -87,6 +83,10 @@ fn instances(form: WeightForm) -> String {
                 format!(
                     "MANY({name}, {alias}, {tiles}, {eights}, {row_warps}, {column_warps}, {stages})\n"
                 )
+            }
+            // Nothing but Hopper compiles it.
+            ProductShape::Wide(wide) => {
+                format!("WIDE({name}, {alias}, {}, {})\n", wide.eights, wide.stages(form))
             }
         });
     }

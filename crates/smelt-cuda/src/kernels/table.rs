@@ -7,7 +7,7 @@ use super::product::ProductShape;
 use crate::Function;
 
 /// Shapes of products; see [`ProductShape::all`].
-const SHAPES: usize = 17;
+const SHAPES: usize = 22;
 
 macro_rules! names {
     ($($form:literal),* $(,)?) => {
@@ -32,6 +32,11 @@ macro_rules! names {
                 concat!($form, "_g_64x64"),
                 concat!($form, "_g_64x128"),
                 concat!($form, "_g_128x64"),
+                concat!($form, "_w_128x48"),
+                concat!($form, "_w_128x72"),
+                concat!($form, "_w_128x96"),
+                concat!($form, "_w_128x128"),
+                concat!($form, "_w_128x160"),
             ],
             concat!($form, "_widen"),
         )),*];

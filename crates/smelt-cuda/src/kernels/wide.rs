@@ -1,124 +1,137 @@
-//! Launches products of halves and many tokens on Hopper: `wide.cu`, whose bits are those of [`super::product`].
+//! Cuts products of many tokens for Hopper: `wide.cu`, whose bits are those of [`super::product`]'s other kernels.
 //!
-//! A block stays for all its tiles, so there are no more blocks than multiprocessors.
+//! A block stays for all its tiles, so there are no more blocks than multiprocessors.  Knows sizes alone.
 
-use super::graph::weight_form;
-use super::layout::TILE_ROWS;
-use super::product::{Activations, DeviceWeight, Outcome, State, arguments};
-use crate::{DeviceAddress, Function, Launch};
+use super::form::{Levels, ScaleKind, WeightForm};
+use super::layout::{STRIP_ROWS, TILE_ROWS};
+use crate::Processors;
 
 /// Rows of a tile.
-const ROWS: u32 = 8 * TILE_ROWS as u32;
+pub(super) const ROWS: u32 = 8 * TILE_ROWS as u32;
 /// Threads of a block: two groups of four warps that multiply, and one that copies.
-const THREADS: u32 = 384;
-/// What a tile takes beside its tokens, in tokens: waiting and rows.  By an H200, where 128 columns of 72 tokens take
-/// 0.85 us and those of 160 1.3.
-const TOKENS_BESIDE: u32 = 100;
+pub(super) const THREADS: u32 = 384;
+/// Strips of a tile.
+const STRIPS: u32 = ROWS / STRIP_ROWS as u32;
+/// Columns of a stage.
+const STAGE_COLUMNS: u32 = 64;
+/// Stages that are copied ahead, where there is room.
+const STAGES: u32 = 8;
+/// Shared memory of a block that has a multiprocessor for itself, without what it declares.
+const SHARED_BYTES_MAX: u32 = 226 << 10;
 /// Fewer tokens are left to kernels with smaller tiles.
 const TOKENS_MIN: u32 = 256;
 
-/// A kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A kernel: the tokens of its tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WideShape {
     /// Blocks of eight tokens of a tile.
     pub(super) eights: u32,
-    /// Stages of 64 columns that are copied ahead.
-    pub(super) stages: u32,
-    /// Pieces in which comes what results are added to.
-    pub(super) pieces: u32,
-    pub(super) function: Function,
-}
-
-const fn wide(eights: u32, stages: u32, pieces: u32, name: &'static str) -> WideShape {
-    WideShape { eights, stages, pieces, function: Function(name) }
 }
 
 impl WideShape {
-    /// Every kernel.
-    pub const ALL: [Self; 3] =
-        [wide(9, 8, 2, "wide_72"), wide(12, 8, 3, "wide_96"), wide(20, 6, 3, "wide_160")];
+    /// Every kernel of any form.
+    const ALL: [Self; 5] = [
+        Self { eights: 6 },
+        Self { eights: 9 },
+        Self { eights: 12 },
+        Self { eights: 16 },
+        Self { eights: 20 },
+    ];
 
-    /// The kernel that multiplies so many rows and tokens soonest on a card of so many multiprocessors; none where there is
-    /// little to do, or what is added to does not lie as it is copied.
-    pub fn of(rows: u32, tokens: u32, outcome: Outcome, multiprocessors: u32) -> Option<Self> {
-        let is_copied = match outcome {
-            Outcome::Sum { stride, .. } | Outcome::Add { stride, .. } => {
-                stride.is_multiple_of(4) && rows.is_multiple_of(4)
-            }
-            Outcome::Store { .. } | Outcome::Halves { .. } => true,
-            Outcome::Swiglu { .. } => false,
-        };
-        let time = |shape: &Self| {
-            let waves = shape.tiles(rows, tokens).div_ceil(multiprocessors.max(1));
-            waves * (shape.eights * 8 + TOKENS_BESIDE)
-        };
-        let best = Self::ALL.into_iter().min_by_key(time);
-        best.filter(|_| is_copied && tokens >= TOKENS_MIN)
+    /// Whether weights of a form are multiplied so: a stage is of one group, which has no more than a scale and a zero point.
+    /// Rows of halves are so many bytes that the smallest tiles win nothing.
+    pub(super) fn fits(self, form: WeightForm) -> bool {
+        let is_of_one_group = form.group >= STAGE_COLUMNS as usize;
+        let is_plain = !form.has_mins && form.scales != ScaleKind::Factors;
+        let is_worth = form.levels != Levels::Half || self.eights > 6;
+        is_of_one_group && is_plain && is_worth
     }
 
-    fn tiles(&self, rows: u32, tokens: u32) -> u32 {
-        rows.div_ceil(ROWS) * tokens.div_ceil(self.eights * 8)
-    }
-
-    /// Multiplies, as [`super::product::product`] does: `weight` is nothing but halves.
-    pub fn product(
-        &self,
-        weight: &DeviceWeight,
-        bias: DeviceAddress,
-        x: Activations,
-        outcome: Outcome,
-        multiprocessors: u32,
-    ) -> Launch {
-        debug_assert_eq!(weight.form, weight_form());
-        let blocks = self.tiles(weight.rows, x.tokens).min(multiprocessors);
-        Launch {
-            function: self.function,
-            grid: [blocks, 1, 1],
-            block: [THREADS, 1, 1],
-            shared_bytes: self.stages * (ROWS * 128 + self.eights * 1024),
-            early: true,
-            args: arguments(weight, bias, (x, State::none()), outcome.words(), 0),
+    /// The kernel that multiplies so many rows and tokens soonest on such processors; none where there is little to do or
+    /// there are no such kernels.
+    pub(super) fn of(
+        form: WeightForm,
+        rows: u32,
+        tokens: u32,
+        processors: Processors,
+    ) -> Option<Self> {
+        if tokens < TOKENS_MIN || !processors.has_wgmma() {
+            return None;
         }
+        let time = |shape: &Self| {
+            let tiles = rows.div_ceil(ROWS) * tokens.div_ceil(shape.eights * 8);
+            let waves = tiles.div_ceil(processors.count.max(1));
+            waves * (shape.eights * 8 + tokens_beside(form))
+        };
+        Self::ALL.into_iter().filter(|shape| shape.fits(form)).min_by_key(time)
     }
+
+    /// Bytes of a stage: rows, the scales and zero points of their group, tokens.
+    pub(super) fn stage_bytes(self, form: WeightForm) -> u32 {
+        let scales = if form.scales == ScaleKind::Row { 0 } else { 2 };
+        let numbers = scales + u32::from(form.has_zeros);
+        let rows = STRIPS * STRIP_ROWS as u32;
+        rows * (STAGE_COLUMNS * form.levels.bits() as u32 / 8 + numbers) + self.eights * 1024
+    }
+
+    /// Stages that are copied ahead.
+    pub(super) fn stages(self, form: WeightForm) -> u32 {
+        STAGES.min(SHARED_BYTES_MAX / self.stage_bytes(form))
+    }
+}
+
+/// What a tile takes beside its tokens, in tokens: its rows, and waiting.  Of halves by an H200, where 128 columns of 72
+/// tokens take 0.85 us and those of 160 1.3: what is copied bounds both.  Rows of fewer bits are so many bytes less.
+const fn tokens_beside(form: WeightForm) -> u32 {
+    20 + form.levels.bits() as u32 * 5
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Sm;
 
-    #[test]
-    fn tiles_are_as_large_as_waves_of_blocks_allow() {
-        let chosen = |rows, tokens| {
-            let outcome = Outcome::Halves {
-                out: DeviceAddress::NULL,
-                turn: super::super::product::Turn::None,
-            };
-            WideShape::of(rows, tokens, outcome, 132).map(|shape| shape.function.0)
-        };
-        // A tile of InternViT-300M, and twelve.
-        assert_eq!(chosen(1024, 1025), Some("wide_72"));
-        assert_eq!(chosen(3072, 1025), Some("wide_96"));
-        assert_eq!(chosen(4096, 1025), Some("wide_160"));
-        assert_eq!(chosen(1024, 12_300), Some("wide_160"));
-        assert_eq!(chosen(1024, 255), None);
+    const H200: Processors = Processors { count: 132, sm: Sm(90) };
+
+    fn chosen(form: &str, rows: u32, tokens: u32) -> Option<u32> {
+        let form = WeightForm::parse(form).unwrap();
+        WideShape::of(form, rows, tokens, H200).map(|shape| shape.eights * 8)
     }
 
     #[test]
-    fn what_is_added_to_is_copied_in_pieces_of_16_bytes() {
-        let null = DeviceAddress::NULL;
-        let sum = |stride| Outcome::Sum { out: null, before: null, gains: null, stride };
-        assert!(WideShape::of(1024, 1025, sum(1024), 132).is_some());
-        assert!(WideShape::of(1022, 1025, sum(1022), 132).is_none());
-        assert!(WideShape::of(1024, 1025, Outcome::Swiglu { out: null }, 132).is_none());
+    fn tiles_are_as_large_as_waves_of_blocks_allow() {
+        // A tile of InternViT-300M, and twelve.
+        assert_eq!(chosen("half", 1024, 1025), Some(72));
+        assert_eq!(chosen("half", 3072, 1025), Some(96));
+        assert_eq!(chosen("half", 4096, 1025), Some(160));
+        assert_eq!(chosen("half", 1024, 12_300), Some(160));
+        assert_eq!(chosen("half", 1024, 255), None);
+        // Prompts of Qwen3-1.7B.
+        assert_eq!(chosen("i4g128", 4096, 356), Some(96));
+        assert_eq!(chosen("i4g128", 2048, 356), Some(48));
+        assert_eq!(chosen("i4g128", 12_288, 356), Some(96));
+        assert_eq!(chosen("i4g128", 2048, 2048), Some(128));
+    }
+
+    #[test]
+    fn forms_whose_stages_are_of_several_groups_have_no_such_kernels() {
+        let of = |form| chosen(form, 2048, 2048).is_some();
+        assert!(["half", "i4", "i4z", "i4g64z", "i4g128z", "i8", "i8g128"].into_iter().all(of));
+        assert!(!["i4g32", "i4g32m", "i8g16", "i8g16f", "i8g32fm"].into_iter().any(of));
+        let orin = Processors { count: 8, sm: Sm(87) };
+        assert_eq!(WideShape::of(WeightForm::parse("i4").unwrap(), 2048, 2048, orin), None);
     }
 
     #[test]
     fn a_block_has_the_shared_memory_of_a_multiprocessor() {
-        for shape in WideShape::ALL {
-            let bytes = shape.stages * (ROWS * 128 + shape.eights * 1024);
-            assert!(bytes + 1024 <= 227 << 10, "{shape:?}: {bytes}");
-            let piece = shape.eights.div_ceil(shape.pieces) * 8 * 132 * 4;
-            assert!(piece <= ROWS * 128 + shape.eights * 1024, "{shape:?}: {piece}");
+        for form in WeightForm::ALL {
+            for shape in WideShape::ALL.into_iter().filter(|shape| shape.fits(form)) {
+                let (stages, bytes) = (shape.stages(form), shape.stage_bytes(form));
+                assert!(stages >= 6 && stages * bytes + 1024 <= 227 << 10, "{shape:?}: {bytes}");
+                assert!(bytes.is_multiple_of(128), "tokens begin where tensor cores read them");
+                // Eight tokens of a piece of what is added to.
+                assert!(8 * 132 * 4 <= bytes, "{shape:?}: {bytes}");
+            }
         }
     }
 }

@@ -64,7 +64,7 @@ fn of_card(request: &Request, target: CudaTarget) -> Result<CardTactics, Failed>
         say(&format!("{} kernels were timed before this was interrupted", timings.count()));
     }
     let stopwatch = Stopwatch::new(&driver, &kernels).map_err(of_driver)?;
-    let all: usize = sizes.iter().map(CardTactics::count).sum();
+    let all: usize = sizes.iter().map(|size| CardTactics::count(&card, size)).sum();
     let mut done = 0;
     let mut time = |size: ProductSize, tokens, shape: ProductShape| {
         let ProductSize { form, rows, columns } = size;

@@ -15,9 +15,8 @@ use crate::kernels::product::{
 };
 use crate::kernels::rows::NumberKind;
 use crate::kernels::source::graph_head;
-use crate::kernels::wide::WideShape;
 use crate::owned::DeviceBuffer;
-use crate::{DeviceAddress, Launch, Sm};
+use crate::{DeviceAddress, Launch, Processors};
 
 /// Where a result goes, and what it is read back as.
 struct Place {
@@ -312,8 +311,9 @@ fn weights(bench: &Bench, rows: usize, columns: usize) {
             let tokens = rows as u32;
             let x = Activations { halves: halves.address(), sums: null, tokens };
             let outcome = Outcome::Store { out: out.address(), stride: outputs as u32 };
-            let shape = default_shape(device.form, outputs as u32, tokens, 132);
-            bench.run(&[product(&device, null, x, outcome, shape)]);
+            let processors = bench.processors();
+            let shape = default_shape(device.form, outputs as u32, tokens, processors);
+            bench.run(&[product(&device, null, x, outcome, (shape, processors))]);
             bench.floats(&out)
         };
         let found = multiply(&filled, rows);
@@ -416,19 +416,17 @@ impl Trial<'_> {
             })]);
             all.push(place.read(bench));
         };
-        let usual = default_shape(device.form, device.rows, x.tokens, 132);
-        for shape in ProductShape::all(device.form) {
+        let all_processors = bench.processors();
+        let usual = default_shape(device.form, device.rows, x.tokens, all_processors);
+        for shape in ProductShape::all_on(device.form, all_processors) {
             // The twin has one function for all shapes.
             if !shape.norms() && shape.takes(x.tokens) && (bench.is_card || shape == usual) {
-                by(&|outcome| product(&device, bias, x, outcome, shape));
+                by(&|outcome| product(&device, bias, x, outcome, (shape, all_processors)));
             }
-        }
-        if bench.driver.card().sm == Sm(90) {
-            // More tiles than blocks, and one for each.
-            for (shape, blocks) in
-                WideShape::ALL.iter().flat_map(|shape| [(shape, 2), (shape, 132)])
-            {
-                by(&|outcome| shape.product(&device, bias, x, outcome, blocks));
+            if matches!(shape, ProductShape::Wide(_)) {
+                // More tiles than blocks.
+                let few = Processors { count: 2, ..all_processors };
+                by(&|outcome| product(&device, bias, x, outcome, (shape, few)));
             }
         }
         all

@@ -25,7 +25,7 @@ use crate::driver::{Driver, Priority};
 use crate::nvrtc::{Source, compile};
 use crate::owned::{DeviceBuffer, OwnedModule, OwnedStream};
 use crate::recording::{RecordingDriver, card};
-use crate::{CudaTarget, Launch, Sm, open};
+use crate::{CudaTarget, Launch, Processors, Sm, open};
 
 /// Where compiled kernels are kept by content.
 const KEPT_VARIABLE: &str = "SMELT_KEPT_KERNELS";
@@ -110,6 +110,11 @@ impl Bench {
         let twin = RecordingDriver::new(card(Sm(90), 1 << 30, false));
         twin::teach(&twin, set);
         Self::new(Arc::new(twin), &[], false)
+    }
+
+    /// The processors of an H200, with the instructions of this device.
+    fn processors(&self) -> Processors {
+        Processors { count: 132, sm: self.driver.card().sm }
     }
 
     /// Memory that holds these bytes.
@@ -214,6 +219,17 @@ fn products_equal_f64_and_themselves_in_any_company_on_a_card() {
 
 #[test]
 #[ignore = "asks for a card"]
+fn products_of_prompts_equal_f64_and_themselves_in_any_company_on_a_card() {
+    for forms in WeightForm::ALL.chunks(AT_ONCE) {
+        let bench = Bench::card(&KernelSet { forms: forms.to_vec(), head: HEADS[0] });
+        for form in forms {
+            products::check_prompts(&bench, *form);
+        }
+    }
+}
+
+#[test]
+#[ignore = "asks for a card"]
 fn attention_is_one_function_of_what_a_token_sees_on_a_card() {
     for head in HEADS {
         let bench = Bench::card(&KernelSet { forms: Vec::new(), head });
@@ -292,6 +308,10 @@ mod small {
             let set = KernelSet { forms: vec![form], head: HEADS[0] };
             products(&Bench::twin(&set), &[form]);
         }
+        let form = WeightForm::parse("i4g128").unwrap();
+        let set = KernelSet { forms: vec![form], head: HEADS[0] };
+        // So many tokens have kernels of their own.
+        products::check(&Bench::twin(&set), form, (72, 128), &[257]);
         for head in HEADS {
             attention(&Bench::twin(&KernelSet { forms: Vec::new(), head }), head);
         }
@@ -308,6 +328,9 @@ mod small {
             let set = KernelSet { forms: forms.to_vec(), head: HEADS[0] };
             products(&Bench::card(&set), forms);
         }
+        let form = WeightForm::parse("i4g128z").unwrap();
+        let set = KernelSet { forms: vec![form], head: HEADS[0] };
+        products::check(&Bench::card(&set), form, (200, 384), &[257]);
         for head in HEADS {
             attention(&Bench::card(&KernelSet { forms: Vec::new(), head }), head);
         }

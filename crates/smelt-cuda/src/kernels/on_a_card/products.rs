@@ -7,7 +7,6 @@ use smelt_random::Random;
 use smelt_tensor::packed::BlockForm;
 
 use super::{Bench, bits};
-use crate::DeviceAddress;
 use crate::kernels::form::{Levels, ScaleKind, WeightForm, WeightPart};
 use crate::kernels::layout::{STRIP_ROWS, activation_len, padded_columns, padded_rows};
 use crate::kernels::pack::{
@@ -19,6 +18,7 @@ use crate::kernels::product::{
 };
 use crate::kernels::rows::{Norm, group_sums, norm};
 use crate::owned::DeviceBuffer;
+use crate::{DeviceAddress, Processors};
 
 /// Every way in which tokens fill blocks.
 pub(super) const TOKENS: [usize; 10] = [1, 2, 7, 8, 9, 16, 32, 64, 100, 356];
@@ -211,7 +211,34 @@ pub(super) fn check(
     trial.states(form);
 }
 
+/// Products of so many tokens that most of them fill tiles, and some do not: of rows that are whole strips and that are no
+/// multiple of four, of few columns and of an odd number of groups.
+pub(super) fn check_prompts(bench: &Bench, form: WeightForm) {
+    // Factors of scales span 256 columns.
+    let few = if form.scales == ScaleKind::Factors { 256 } else { 128 };
+    check(bench, form, (330, few), &[257, 413, 699]);
+    check(bench, form, (192, 640 / few * few), &[256, 511]);
+    check(bench, form, (76, 256), &[300]);
+}
+
 impl Trial<'_> {
+    /// The kernels that multiply so many tokens: those whose blocks stay for several tiles with few blocks and with many.
+    fn kernels(&self, form: WeightForm, tokens: u32) -> Vec<(ProductShape, Processors)> {
+        let all = self.bench.processors();
+        let usual = default_shape(form, self.weight.device.rows, tokens, all);
+        let mut kernels = Vec::new();
+        for shape in ProductShape::all_on(form, all) {
+            // The twin has one function for all shapes.
+            if !shape.norms() && shape.takes(tokens) && (self.bench.is_card || shape == usual) {
+                kernels.push((shape, all));
+                if matches!(shape, ProductShape::Wide(_)) {
+                    kernels.push((shape, Processors { count: 2, ..all }));
+                }
+            }
+        }
+        kernels
+    }
+
     fn all_shapes(&mut self, form: WeightForm, tokens: usize) {
         let wide = self.weight.columns();
         let halves = self.bench.put_activations(&self.x[..tokens * wide], tokens, wide);
@@ -223,23 +250,23 @@ impl Trial<'_> {
             self.bench.run(&[group_sums(sums, halves, count, columns, group)]);
         }
         let x = Activations { halves: halves.address(), sums: sums.address(), tokens: count };
-        let usual = default_shape(form, self.weight.device.rows, count, 132);
-        for shape in ProductShape::all(form) {
-            // The twin has one function for all shapes.
-            if !shape.norms() && shape.takes(count) && (self.bench.is_card || shape == usual) {
-                self.stored(x, shape);
-                self.added(x, shape);
-                self.gated(x, shape);
-            }
+        let mut gated = None;
+        for by in self.kernels(form, count) {
+            self.stored(x, by);
+            self.added(x, by);
+            let own = self.gated(x, by);
+            let first = gated.get_or_insert_with(|| own.clone());
+            assert!(own == *first, "{} {} of {tokens}: other bits behind a gate", form.name, by.0);
         }
     }
 
-    fn stored(&mut self, x: Activations, shape: ProductShape) {
+    fn stored(&mut self, x: Activations, by: (ProductShape, Processors)) {
+        let (shape, _) = by;
         let (rows, tokens) = (self.weight.device.rows as usize, x.tokens as usize);
         let stride = rows + 3;
         let out = self.bench.poisoned((tokens + 1) * stride * 4);
         let outcome = Outcome::Store { out: out.address(), stride: stride as u32 };
-        self.bench.run(&[product(&self.weight.device, self.bias, x, outcome, shape)]);
+        self.bench.run(&[product(&self.weight.device, self.bias, x, outcome, by)]);
         let found = self.bench.floats(&out);
         let form = self.weight.device.form.name;
         for (token, row) in found.chunks_exact(stride).enumerate() {
@@ -259,27 +286,29 @@ impl Trial<'_> {
         }
     }
 
-    fn added(&self, x: Activations, shape: ProductShape) {
+    fn added(&self, x: Activations, by: (ProductShape, Processors)) {
         let (rows, tokens) = (self.weight.device.rows as usize, x.tokens as usize);
         let before = Random::new(9).noise(tokens * rows);
         let out = self.bench.put_floats(&before);
         let outcome = Outcome::Add { out: out.address(), stride: rows as u32 };
-        self.bench.run(&[product(&self.weight.device, self.bias, x, outcome, shape)]);
+        self.bench.run(&[product(&self.weight.device, self.bias, x, outcome, by)]);
         let found = self.bench.floats(&out);
         for (at, (found, before)) in found.iter().zip(before).enumerate() {
             let own = f32::from_bits(self.first[&(at / rows)][at % rows]);
-            assert_eq!(found.to_bits(), (before + own).to_bits(), "{shape}");
+            assert_eq!(found.to_bits(), (before + own).to_bits(), "{}", by.0);
         }
     }
 
-    fn gated(&self, x: Activations, shape: ProductShape) {
+    /// The bits of what comes behind gates.
+    fn gated(&self, x: Activations, by: (ProductShape, Processors)) -> Vec<u32> {
+        let (shape, _) = by;
         let device = &self.weight.device;
         let (all, tokens) = (padded_rows(device.rows as usize), x.tokens as usize);
         let weight = DeviceWeight { rows: all as u32, ..*device };
         let columns = padded_columns(all / 2);
         let out = self.bench.poisoned(columns * tokens.next_multiple_of(8) * 2);
         let outcome = Outcome::Swiglu { out: out.address() };
-        self.bench.run(&[product(&weight, self.bias, x, outcome, shape)]);
+        self.bench.run(&[product(&weight, self.bias, x, outcome, by)]);
         let found = self.bench.activations(&out, tokens, columns);
         for (token, found) in found.chunks_exact(columns).enumerate() {
             for (k, found) in found[..all / 2].iter().enumerate() {
@@ -298,6 +327,8 @@ impl Trial<'_> {
                 assert!(off <= bound, "{form} {shape}: {found} for {expect}");
             }
         }
+        let written = found.chunks_exact(columns).flat_map(|token| bits(&token[..all / 2]));
+        written.collect()
     }
 
     /// A state that a product norms itself: the bits are those of a norm and a product behind it.
@@ -325,7 +356,8 @@ impl Trial<'_> {
             eps: state.eps,
         });
         let x = Activations { halves: halves.address(), sums: DeviceAddress::NULL, tokens: 1 };
-        let usual = default_shape(form, device.rows, 1, 132);
+        let processors = self.bench.processors();
+        let usual = (default_shape(form, device.rows, 1, processors), processors);
         let result = |launches: &dyn Fn(Outcome) -> Vec<crate::Launch>| {
             let out = self.bench.poisoned(device.rows as usize * 4);
             let outcome = Outcome::Store { out: out.address(), stride: device.rows };

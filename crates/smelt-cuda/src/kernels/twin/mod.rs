@@ -15,7 +15,6 @@ use std::sync::Arc;
 use super::form::WeightForm;
 use super::source::{KernelSet, graph_head};
 use super::table;
-use super::wide::WideShape;
 use super::{
     attention as launches, choose as choices, graph as graphs, product as products,
     rows as row_launches,
@@ -89,12 +88,6 @@ pub fn teach_graph(driver: &RecordingDriver, head: usize) {
     driver.teach(graphs::ARRANGE_HEADS, Arc::new(arrange));
     for function in [graphs::ATTEND_ALL, graphs::ATTEND_MASKED] {
         driver.teach(function, Arc::new(graph::attend));
-    }
-    for shape in WideShape::ALL {
-        let multiply = move |memory: &mut TwinMemory, launch: &Launch| {
-            product::multiply(memory, launch, graphs::weight_form())
-        };
-        driver.teach(shape.function, Arc::new(multiply));
     }
 }
 
