@@ -4,8 +4,10 @@
 //! `bench_cuda compile DIR` compiles the kernels for a card that is not here; `bench_cuda run DIR` makes engines of random
 //! weights below DIR on a machine with one, times them, and prints a line of JSON for each figure; `tower` is a part of that.
 //! `bench_cuda shapes DIR` times every kernel for each of the model's products, from which the defaults of
-//! `smelt_cuda::kernels::product` come.
+//! `smelt_cuda::kernels::product` come; `bench_cuda prompts DIR` times prompts by those and by kernels that run on any card,
+//! in turns.
 
+use std::convert::Infallible;
 use std::error::Error;
 use std::fs;
 use std::io;
@@ -24,8 +26,8 @@ use smelt_cuda::kernels::page::HeadShape;
 use smelt_cuda::kernels::product::{ProductShape, default_shape};
 use smelt_cuda::kernels::source::{KernelSet, graph_source, source};
 use smelt_cuda::nvrtc::{Source, compile};
-use smelt_cuda::tactics::ProductSize;
-use smelt_cuda::{CudaTarget, Driver, Stopwatch};
+use smelt_cuda::tactics::{CardTactics, ProductSize, TunedCard};
+use smelt_cuda::{CudaTarget, Driver, Processors, Sm, Stopwatch};
 use smelt_engine_build::graph;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_model::dtype::Dtype;
@@ -37,6 +39,9 @@ const TARGET: CudaTarget = CudaTarget::Sm90;
 const FORMS: [&str; 2] = ["i4g128", "half"];
 /// The tower that is timed: what figures call it, whose it is, its heads, and the pixels on a side of a tile.
 const TOWER: (&str, &str, usize, usize) = ("internvit-300m", "internvl3-1b", 64, 448);
+/// Rows and columns of the model's products.
+const PRODUCTS: [(u32, u32); 5] =
+    [(4096, 2048), (2048, 2048), (12_288, 2048), (2048, 6144), (151_936, 2048)];
 /// Steps whose median is told.
 const STEPS: usize = 64;
 /// Prompts whose median is told.
@@ -57,7 +62,8 @@ fn main() -> Outcome<()> {
         ["run", dir] => run(Path::new(dir)),
         ["tower", dir] => tower(Path::new(dir), &smelt_cuda::open(0)?),
         ["shapes", dir] => shapes(Path::new(dir)),
-        _ => Err("usage: bench_cuda compile|run|tower|shapes DIR".into()),
+        ["prompts", dir] => prompts(Path::new(dir)),
+        _ => Err("usage: bench_cuda compile|run|tower|shapes|prompts DIR".into()),
     }
 }
 
@@ -155,7 +161,7 @@ impl Noise {
 }
 
 /// Writes an engine of random weights of one form.
-fn write(dir: &Path, kernels: &Path, name: &str) -> Outcome<()> {
+fn write(dir: &Path, kernels: &Path, name: &str, tactics: Option<&CardTactics>) -> Outcome<()> {
     let (form, sizes) = (WeightForm::parse(name).ok_or("a form that is none")?, sizes(name));
     let mut writer = Random { writer: DecoderWriter::create(dir)?, form, noise: Noise(7) };
     let pairs = sizes.head_dim / 2;
@@ -179,7 +185,7 @@ fn write(dir: &Path, kernels: &Path, name: &str) -> Outcome<()> {
     let image = fs::read(kernels)?;
     writer
         .writer
-        .finish(sizes, KernelImage { target: TARGET, image: &image, int8: None, tactics: None })?;
+        .finish(sizes, KernelImage { target: TARGET, image: &image, int8: None, tactics })?;
     Ok(())
 }
 
@@ -297,6 +303,43 @@ fn prompt(decoder: &mut CudaDecoder, count: usize) -> Outcome<f64> {
     Ok(count as f64 / median(took))
 }
 
+/// Tactics by which a decoder multiplies with none but kernels that run on any card.
+fn plain_tactics(form: &str, driver: &Arc<dyn Driver>) -> Outcome<CardTactics> {
+    let form = WeightForm::parse(form).ok_or("a form that is none")?;
+    let products = PRODUCTS.map(|(rows, columns)| ProductSize { form, rows, columns });
+    let any = Processors { sm: Sm(80), ..driver.card().processors() };
+    let mut time = |size: ProductSize, tokens, shape: ProductShape| {
+        let is_usual = shape == default_shape(size.form, size.rows, tokens, any);
+        Ok::<_, Infallible>(Some(if is_usual { 1.0 } else { 2.0 }))
+    };
+    let card = TunedCard::of(driver.card(), TARGET);
+    Ok(CardTactics::tune(card, &products, &mut time)?)
+}
+
+/// Times prompts by the default kernels and by those that run on any card, three times in turns.
+fn prompts(dir: &Path) -> Outcome<()> {
+    let driver: Arc<dyn Driver> = smelt_cuda::open(0)?;
+    for form in FORMS {
+        let plain = plain_tactics(form, &driver)?;
+        let mut decoders = Vec::new();
+        for (name, tactics) in [(form.to_owned(), None), (format!("{form}-plain"), Some(&plain))] {
+            let engine = dir.join("engines").join(&name);
+            if !engine.join("engine.json").exists() {
+                write(&engine, &cubin(dir, form), form, tactics)?;
+            }
+            decoders.push((name, CudaDecoder::open(&engine, &driver, KvOptions::default())?));
+        }
+        for count in [256, 356, 512, 1024, 2048] {
+            for _ in 0..3 {
+                for (name, decoder) in &mut decoders {
+                    tell(name, &format!("prompt of {count}"), prompt(decoder, count)?, "tok/s");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 fn tell(form: &str, figure: &str, value: f64, unit: &str) {
     println!("{}", json!({ "form": form, "figure": figure, "value": value, "unit": unit }));
 }
@@ -307,20 +350,19 @@ fn shapes(dir: &Path) -> Outcome<()> {
     for name in FORMS {
         let stopwatch = Stopwatch::new(&driver, &fs::read(cubin(dir, name))?)?;
         let form = WeightForm::parse(name).ok_or("a form that is none")?;
-        for (rows, columns) in
-            [(4096, 2048), (2048, 2048), (12_288, 2048), (2048, 6144), (151_936, 2048)]
-        {
+        for (rows, columns) in PRODUCTS {
             let size = ProductSize { form, rows, columns };
             for tokens in [1, 8, 16, 32, 64, 128, 356, 512, 2048] {
                 if rows > 100_000 && tokens > 32 {
                     continue;
                 }
-                let usual = default_shape(form, rows, tokens, driver.card().multiprocessors);
+                let processors = driver.card().processors();
+                let usual = default_shape(form, rows, tokens, processors);
                 let mut told = Vec::new();
-                for shape in ProductShape::all(form) {
+                for shape in ProductShape::all_on(form, processors) {
                     if shape.takes(tokens)
                         && !shape.norms()
-                        && (tokens <= 64 || matches!(shape, ProductShape::Many(_)))
+                        && (tokens <= 64 || shape.is_for_many())
                         && let Some(seconds) = stopwatch.time(size, tokens, shape)?
                     {
                         let mark = if shape == usual { "*" } else { "" };
@@ -345,7 +387,7 @@ fn run(dir: &Path) -> Outcome<()> {
     for form in FORMS {
         let engine = dir.join("engines").join(form);
         if !engine.join("engine.json").exists() {
-            write(&engine, &cubin(dir, form), form)?;
+            write(&engine, &cubin(dir, form), form, None)?;
         }
         let free = driver.memory_info()?.free_bytes;
         let begin = Instant::now();
