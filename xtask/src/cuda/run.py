@@ -19,7 +19,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 NEEDS_CARD = ["--ignored", "on_a_card", "--nocapture", "--test-threads", "1"]
 # What a sanitizer runs through takes 10 to 100 times as long: one small engine and the smallest shapes.
 SANITIZED = ["--ignored", "on_a_card::small", "--nocapture", "--test-threads", "1"]
-SANITIZERS = ["memcheck", "racecheck", "initcheck"]
+# racecheck knows no barrier in shared memory that counts copied bytes, and takes each stage that is read behind one for a race.
+SANITIZERS = {"memcheck": [], "racecheck": ["--skip", "on_a_card::small::prompts"], "initcheck": []}
 # Images without a link to the driver keep it here.
 DRIVER_FOLDERS = ["/usr/local/nvidia/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu/tegra"]
 SECONDS_MAX = 1800
@@ -48,9 +49,9 @@ def rows(quick):
     tool = sanitizer()
     if quick or tool is None:
         return
-    for kind in SANITIZERS:
+    for kind, more in SANITIZERS.items():
         for program in programs:
-            command = [tool, "--tool", kind, "--error-exitcode", "9", str(program), *SANITIZED]
+            command = [tool, "--tool", kind, "--error-exitcode", "9", str(program), *SANITIZED, *more]
             yield f"{kind} {program.name}", command
 
 

@@ -328,9 +328,6 @@ mod small {
             let set = KernelSet { forms: forms.to_vec(), head: HEADS[0] };
             products(&Bench::card(&set), forms);
         }
-        let form = WeightForm::parse("i4g128z").unwrap();
-        let set = KernelSet { forms: vec![form], head: HEADS[0] };
-        products::check(&Bench::card(&set), form, (200, 384), &[257]);
         for head in HEADS {
             attention(&Bench::card(&KernelSet { forms: Vec::new(), head }), head);
         }
@@ -338,5 +335,15 @@ mod small {
         rows::check(&bench, &[(3, 48), (9, 300)]);
         choosing::check(&bench, 300, 3);
         graphs(&Bench::graph_card(GRAPH_HEADS[3]), GRAPH_HEADS[3]);
+    }
+
+    /// So many tokens have kernels of their own.
+    #[test]
+    #[ignore = "asks for a card"]
+    fn prompts() {
+        let form = WeightForm::parse("i4g128z").unwrap();
+        let forms = WeightForm::ALL.chunks(AT_ONCE).find(|forms| forms.contains(&form)).unwrap();
+        let set = KernelSet { forms: forms.to_vec(), head: HEADS[0] };
+        products::check(&Bench::card(&set), form, (200, 384), &[257]);
     }
 }
