@@ -108,7 +108,7 @@ pub(crate) fn line(
     let gpu_bytes = own_budget.map(|_| executing);
     let on_host = if gpu_bytes.is_some() { 0 } else { executing };
     let serving_bytes = sum([on_host, pictures_bytes, PROGRAM_BYTES]);
-    let building_bytes = building(picked);
+    let building_bytes = building(picked, device.cores);
     let room = device.memory_bytes.saturating_add(device.swap_bytes);
     FitLine {
         settings: picked.settings(device),
@@ -150,12 +150,17 @@ fn working(picked: &Picked<'_>) -> u64 {
     sum([tower.saturating_mul(parts), decoder, GPU_DRIVER_BYTES])
 }
 
-/// The most that a stage holds: one that makes an engine, or the one that opens all of them once.
-fn building(picked: &Picked<'_>) -> u64 {
+/// The most that a stage holds: one that makes an engine, the one that opens all of them once, or the one that holds them against
+/// the reference by all of the device's cores.
+fn building(picked: &Picked<'_>, cores: usize) -> u64 {
     let decoder = picked.decoder.map_or(0, |decoder| decoder.building_bytes);
-    let tower = picked.tower.map_or(0, |tower| crate::building::executing(tower.working_bytes));
+    let working = picked.tower.map_or(0, |tower| tower.working_bytes);
+    let executing = crate::building::executing(working);
+    let tower = picked.tower.map_or(0, |_| executing);
+    let verifying = executing.saturating_add(crate::building::referring(cores));
+    let verifying = picked.decoder.map_or(0, |_| verifying);
     let compiling = picked.gpu.map_or(0, |_| crate::building::COMPILING_BYTES);
-    decoder.max(tower).saturating_add(compiling)
+    decoder.max(tower).max(verifying).saturating_add(compiling)
 }
 
 /// How fast it is: as engines of the same sizes were here, else by the device's rates.
