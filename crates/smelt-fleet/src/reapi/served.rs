@@ -27,13 +27,16 @@ use crate::remote::Remote as _;
 type Answer<T> = Result<Response<T>, Status>;
 type Parts<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
+/// A blob as it came, and how it is packed.
+type Held = (Vec<u8>, i32);
+
 /// Whose blobs lie as they came: packed, or not.
 #[derive(Clone, Default)]
 struct Storage {
     packs: bool,
     /// It sends what is damaged.
     is_damaged: bool,
-    held: Arc<Mutex<HashMap<String, (Vec<u8>, i32)>>>,
+    held: Arc<Mutex<HashMap<String, Held>>>,
 }
 
 impl Storage {
