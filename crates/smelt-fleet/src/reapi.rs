@@ -96,6 +96,8 @@ pub struct Client {
     batch_bytes_max: usize,
     /// Whether blobs may go and come packed.
     packs: bool,
+    /// It gave out no part of a blob once, and is asked for none any more.
+    gives_no_parts: AtomicBool,
     /// Calls in a row that came to nothing.
     failures: AtomicU32,
 }
@@ -201,6 +203,7 @@ impl Client {
             token,
             batch_bytes_max: BATCH_BYTES_MAX,
             packs: false,
+            gives_no_parts: AtomicBool::new(false),
             failures: AtomicU32::new(0),
         };
         let capabilities = client.capabilities(patience.answer)?;
@@ -287,7 +290,7 @@ impl Client {
     }
 
     fn streams(&self) -> ByteStreamClient<Channel> {
-        ByteStreamClient::new(self.channel.clone()).max_decoding_message_size(2 * MESSAGE_BYTES_MAX)
+        ByteStreamClient::new(self.channel.clone()).max_decoding_message_size(2 * CHUNK_BYTES_MAX)
     }
 
     fn actions(&self) -> ActionCacheClient<Channel> {
@@ -374,6 +377,8 @@ impl Client {
         for response in answer.into_inner().responses {
             let code = response.status.map_or(Code::Ok, |status| Code::from(status.code));
             match (response.digest, code) {
+                // What comes again is not unpacked again.
+                (Some(digest), Code::Ok) if found.contains_key(&digest.hash) => {}
                 (Some(digest), Code::Ok) => {
                     let content = content(&digest, response.data, response.compressor);
                     let content =
@@ -495,7 +500,7 @@ impl Remote for Client {
     }
 
     fn ranges(&self) -> Option<&dyn Ranges> {
-        Some(self)
+        (!self.gives_no_parts.load(Ordering::Relaxed)).then_some(self)
     }
 
     fn write(&self, blobs: &[(Blob, Vec<u8>)]) -> Result<(), RemoteError> {
@@ -549,9 +554,16 @@ impl Remote for Client {
 impl Ranges for Client {
     fn read_ranges(&self, ranges: &[Range]) -> Contents {
         let mut read = Vec::with_capacity(ranges.len());
-        for some in ranges.chunks(RANGES_MAX) {
-            let read_all = async || try_join_all(some.iter().map(|it| self.read_range(it))).await;
-            read.extend(self.answered(read_all)?);
+        // No more bytes at once than a batch has, which a slow line brings in the time of one.
+        let batches = batches(ranges, BATCH_BYTES_MAX, |range| range.bytes as usize);
+        for some in batches.into_iter().flat_map(|batch| batch.chunks(RANGES_MAX)) {
+            // Once: whole chunks come instead, which are asked for again where that may help.
+            let parts = try_join_all(some.iter().map(|range| self.read_range(range)));
+            let parts = self.until_stopped(parts).map_err(|status| {
+                self.gives_no_parts.store(true, Ordering::Relaxed);
+                self.wrong(problem(&status))
+            })?;
+            read.extend(parts);
         }
         Ok(read)
     }

@@ -96,9 +96,9 @@ pub const TARGET: &str = "target";
 /// It came later than the engines of processors, whose keys it leaves as they were.
 const IMPLIED_TARGET: (&str, &str) = (TARGET, words::EngineTarget::Cpu.word());
 const TACTICS: Takes = Takes::Stage(&[Kind::Tune, Kind::Command]);
-/// Stages that fail where engines are not as they must be.
 /// What another program runs: whatever a program made, or a checkpoint in a form of other tools.
 const FOREIGN: Takes = Takes::Stage(&[Kind::Command, Kind::Quantize]);
+/// Stages that fail where engines are not as they must be.
 const PROOF: Takes = Takes::Stage(&[Kind::Verify, Kind::Accuracy]);
 /// The longest sequence that a configuration of the families here declares (Llama 3.1).
 const SEQ_LEN_MAX: u64 = 131_072;

@@ -129,13 +129,6 @@ pub enum EmbedError {
     },
 }
 
-impl EmbedError {
-    /// Whether it is the text's fault, and any other encoder would fail on it, too.
-    pub(crate) fn is_of_text(&self) -> bool {
-        matches!(self, Self::Tokenizer(_) | Self::Run(GraphError::Input { .. }))
-    }
-}
-
 /// A text's embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Embedding {

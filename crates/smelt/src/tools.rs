@@ -176,7 +176,8 @@ fn named(
     Ok(found)
 }
 
-/// What runs the engine that a stage asks, where that is another program, and scripts beside the pipeline that it is told to run.
+/// What runs the engine that a stage asks, where that is another program, and files that it is told by their whole path, as a
+/// script is.
 fn runtime(spec: &StageSpec, beside: &Beside<'_>, file: &str) -> Result<Vec<Named>, Failed> {
     let words = texts(&spec.params, RUNTIME);
     let Some((&name, arguments)) = words.split_first() else { return Ok(Vec::new()) };
@@ -188,15 +189,18 @@ fn runtime(spec: &StageSpec, beside: &Beside<'_>, file: &str) -> Result<Vec<Name
         return Err(Failed::new(Exit::BadPipeline, what));
     }
     let missing = || missing(file, &spec.name, name);
-    let program = on_path(name, beside.folder).or_else(|| at_vendor(name)).ok_or_else(missing)?;
+    let program = on_path(name, beside.folder).ok_or_else(missing)?;
     let libraries = env::var("LD_LIBRARY_PATH").ok();
     let parts = Parts::of(&program, libraries.as_deref()).files.into_iter();
     let parts = parts.map(|(part, file)| (format!("{name}: {part}"), file));
-    let is_script = |path: &&Path| is_program(path) || beside.holds(path) && is_file(path);
-    let scripts =
-        arguments.iter().map(Path::new).filter(|path| path.is_absolute()).filter(is_script);
+    let is_script = |path: &&Path| path.is_absolute() && is_file(path);
+    let scripts = arguments.iter().map(Path::new).filter(is_script);
     let scripts = scripts.map(|path| (path.to_string_lossy().into_owned(), path.to_owned()));
-    Ok([(name.to_owned(), program)].into_iter().chain(parts).chain(scripts).collect())
+    let program = [(name.to_owned(), program)].into_iter();
+    let mut found: Vec<Named> = program.chain(parts).chain(scripts).collect();
+    let interpreters: Vec<Named> = found.iter().filter_map(interpreter).collect();
+    found.extend(interpreters);
+    Ok(found)
 }
 
 /// What builds a stage's engine, where that is a vendor's.

@@ -155,6 +155,9 @@ impl ByteStream for Storage {
 
     async fn read(&self, request: Request<ReadRequest>) -> Answer<Self::ReadStream> {
         let ReadRequest { resource_name, read_offset, read_limit } = request.into_inner();
+        if self.is_damaged {
+            return Err(Status::unavailable("nothing leads there"));
+        }
         let hash = resource_name.strip_prefix("site/blobs/").and_then(|it| it.split('/').next());
         let content = hash.and_then(|hash| self.unpacked(hash)).ok_or(Status::not_found(""))?;
         let from = read_offset as usize;
@@ -252,4 +255,14 @@ fn parts_of_blobs_are_read() {
     let read = client.ranges().unwrap().read_ranges(&asked).unwrap();
     assert_eq!(read[40..], [None, None]);
     assert!(read[..40].iter().flatten().flatten().eq(content));
+}
+
+/// Whoever gave out none is asked for none any more: whole chunks come instead.
+#[test]
+fn a_server_that_gives_out_no_parts_is_asked_once() {
+    let (client, _) = client(&Storage { is_damaged: true, ..Storage::default() });
+    let part = Range { blob: Blob::of(b"abc"), from: 0, bytes: 1 };
+    let error = client.ranges().unwrap().read_ranges(&[part]).unwrap_err();
+    assert!(error.problem.contains("nothing leads there") && !error.is_gone, "{error}");
+    assert!(client.ranges().is_none());
 }

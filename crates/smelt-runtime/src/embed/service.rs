@@ -2,8 +2,8 @@
 //! texts from one line.
 //!
 //! Requests take turns, a text each, so that one short text does not wait for a long list.  A request
-//! whose [`RequestGuard`] is dropped goes no further.  A text on which one encoder fails is read by another; one that
-//! fails again and again, as on a card that is lost, reads no more while others do.  Knows nothing of HTTP.
+//! whose [`RequestGuard`] is dropped goes no further.  An encoder that cannot even read the shortest text any more, as on a card
+//! that is lost, ends while others read, and they read what it failed on.  Knows nothing of HTTP.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -111,9 +111,6 @@ impl Stats {
     }
 }
 
-/// An encoder that fails so often in a row reads no more, while others do.
-const FAILURES_MAX: u32 = 2;
-
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -132,8 +129,19 @@ struct Line<E: Reader> {
     jobs: VecDeque<Arc<Job<E>>>,
     /// Nobody can ask any more.
     has_ended: bool,
-    /// Encoders that read.
+    /// Encoders that read, or would if there were something.
     readers: usize,
+}
+
+/// A thread that reads; one that panics is counted no more.
+struct Reading<'a, E: Reader>(&'a Shared<E>);
+
+impl<E: Reader> Drop for Reading<'_, E> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            locked(&self.0.line).readers -= 1;
+        }
+    }
 }
 
 /// A request on its way.
@@ -239,7 +247,7 @@ impl<E: Reader> EmbedService<E> {
     }
 
     /// Takes the tokens of texts, each at most as long as the deployment says.  Never waits; `reply` is
-    /// told from a thread, and never if all are gone.
+    /// told from a thread, and never if all are gone; of no texts at all it is told at once.
     ///
     /// # Errors
     /// [`Refused`] if there are too many.
@@ -263,6 +271,11 @@ impl<E: Reader> EmbedService<E> {
         stats.waiting += texts.len();
         drop(stats);
         let guard = Arc::new(());
+        if texts.is_empty() {
+            drop(permit);
+            reply(Ok(Vec::new()));
+            return Ok(RequestGuard(guard));
+        }
         let left = texts.len();
         let state = JobState {
             texts: texts.into_iter().enumerate().collect(),
@@ -294,19 +307,17 @@ struct Turn<E: Reader> {
 }
 
 impl<E: Reader> Shared<E> {
-    /// Reads until nobody can ask any more, or it has failed too often and others read.
+    /// Reads until nobody can ask any more, or it is lost and others read.
     fn read_all(&self, encoder: &E) {
-        let mut failures = 0;
+        let _reading = Reading(self);
         while let Some(turn) = self.next() {
             let begun = Instant::now();
             match encoder.read(&turn.text) {
-                Ok(answer) => {
-                    failures = 0;
-                    self.read(&turn, answer, begun.elapsed());
-                }
+                Ok(answer) => self.read(&turn, answer, begun.elapsed()),
                 Err(error) => {
-                    failures += 1;
-                    if !self.give_back(turn, &error, failures) {
+                    // One that reads the shortest text is well: the text was at fault, or the moment.
+                    let is_lost = encoder.read(&E::blank(1)).is_err();
+                    if !self.failed(turn, &error, is_lost) {
                         return;
                     }
                 }
@@ -330,12 +341,10 @@ impl<E: Reader> Shared<E> {
                         self.changed.notify_one();
                     }
                     return Some(Turn { job, number, text });
-                } else if state.left == 0 {
-                    // Of no texts at all nothing is said.
-                    tell(state, Ok);
                 }
             }
             if line.has_ended {
+                line.readers -= 1;
                 return None;
             }
             line = self.changed.wait(line).unwrap_or_else(PoisonError::into_inner);
@@ -371,18 +380,17 @@ impl<E: Reader> Shared<E> {
         }
     }
 
-    /// Has a text read again on which one of several encoders has failed so many times in a row; the failure of the last one is
-    /// the request's.  Returns whether the one that failed goes on.
-    fn give_back(&self, turn: Turn<E>, error: &EmbedError, failures: u32) -> bool {
+    /// Has others read a text on which an encoder has failed that is lost; each time costs one of them, so the last failure is the
+    /// request's.  So is that of an encoder which is well.  Returns whether the one that failed goes on.
+    fn failed(&self, turn: Turn<E>, error: &EmbedError, is_lost: bool) -> bool {
         let Turn { job, number, text } = turn;
         let mut line = locked(&self.line);
-        if line.readers > 1 && !error.is_of_text() {
+        if is_lost && line.readers > 1 {
+            line.readers -= 1;
             locked(&job.state).texts.push_front((number, text));
             line.jobs.push_front(job);
             self.changed.notify_one();
-            let is_lost = failures >= FAILURES_MAX;
-            line.readers -= usize::from(is_lost);
-            return !is_lost;
+            return false;
         }
         drop(line);
         let mut state = locked(&job.state);
@@ -412,17 +420,20 @@ fn tell<E: Reader>(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
 
     use smelt_backend::GraphError;
 
     use super::*;
 
-    /// Says what it is told: a text is a number.  It waits while the gate is closed, and fails when it is told to.
+    /// Says what it is told: a text is a number.  It waits while the gate is closed, and fails when it is told to; one that is lost
+    /// is so from its first text on.
     #[derive(Debug, Default)]
     struct Echo {
         name: u32,
         is_lost: bool,
+        has_begun: AtomicBool,
         gate: Arc<Mutex<()>>,
     }
 
@@ -445,13 +456,13 @@ mod tests {
         fn read(&self, text: &u32) -> Result<(u32, u32), EmbedError> {
             if *text > 0 {
                 drop(locked(&self.gate));
+                self.has_begun.store(true, Ordering::Relaxed);
             }
-            let failed = |error| Err(EmbedError::Run(error));
+            let failed = |why: &str| Err(EmbedError::Run(GraphError::Graph(why.to_owned())));
+            let is_lost = self.is_lost && self.has_begun.load(Ordering::Relaxed);
             match text {
-                13 => {
-                    failed(GraphError::Input { name: "ids".to_owned(), problem: "bad".to_owned() })
-                }
-                1.. if self.is_lost => failed(GraphError::Graph("the card is lost".to_owned())),
+                _ if is_lost => failed("the card is lost"),
+                13 => failed("no memory at the moment"),
                 text => Ok((self.name, *text)),
             }
         }
@@ -490,6 +501,7 @@ mod tests {
         let echo = |name: &u32| Echo {
             name: *name,
             is_lost: lost.contains(name),
+            has_begun: AtomicBool::new(false),
             gate: Arc::clone(&gate),
         };
         names.iter().map(echo).collect()
@@ -545,9 +557,10 @@ mod tests {
             ask(encoders(&[1, 2], &[]), &[(1, &[1, 13, 2]), (2, &[5, 6])]);
         let mut told: Vec<_> = told.iter().take(2).collect();
         told.sort_by_key(|(name, _)| *name);
-        assert!(matches!(&told[0].1, Err(Failure::Engine(why)) if why.contains("bad")));
+        assert!(matches!(&told[0].1, Err(Failure::Engine(why)) if why.contains("moment")));
         assert_eq!(told[1].1.as_ref().unwrap().len(), 2);
-        drop(service);
+        // Both encoders are well, and read on.
+        assert_eq!(locked(&service.0.shared.line).readers, 2);
     }
 
     #[test]

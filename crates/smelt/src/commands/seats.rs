@@ -43,7 +43,7 @@ pub(super) fn others(dir: &Path, kv: KvOptions, cards: &[u32]) -> Result<Vec<Sea
     cards.iter().map(open).collect()
 }
 
-/// Opens the engine of the encoder in `dir` on other cards; `engine` is the deployment's.
+/// Opens the engine of the encoder in `dir` on other cards; `engine` is the deployment's.  One for processors has no other.
 pub(super) fn of_encoder(
     dir: &Path,
     engine: &EngineDirs,
@@ -53,6 +53,10 @@ pub(super) fn of_encoder(
         return Ok(Vec::new());
     }
     let engine = engine.chosen(BACKENDS, dir).map_err(DeploymentError::from)?;
+    let target = Heading::read(&engine).map_err(DeploymentError::from)?.target;
+    if CudaTarget::parse(&target).is_none() {
+        return Ok(Vec::new());
+    }
     let open = |&ordinal: &u32| {
         let why =
             |error| Failed::new(Exit::DoesNotFit, format!("--device cuda:{ordinal}: {error}"));
