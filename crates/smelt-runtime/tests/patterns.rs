@@ -244,18 +244,20 @@ fn a_service_is_sized_by_the_memory_of_its_decoder() {
         let deployment = Deployment { text: Arc::clone(&text), vision: None, llm, engines: None };
         Service::start(deployment, Options { memory_max, ..Options::default() })
     };
-    // A process that may take nothing: its device has memory all the same.
-    let device = start(MemoryPlace::Device, 40, Some(1)).unwrap();
+    let device = start(MemoryPlace::Device, 40, None).unwrap();
     assert_eq!(device.plan().tokens, 36 * block_tokens, "a tenth is left to others");
     assert!(device.is_on_device());
     assert_eq!(device.may_take_bytes(), 0, "runs of this machine need not make room for it");
+    // What the process holds of the machine's memory is more than that, and none of the device's.
+    let capped = start(MemoryPlace::Device, 40, Some(20 * block_bytes)).unwrap();
+    assert_eq!(capped.plan().tokens, 20 * block_tokens);
     let unified = start(MemoryPlace::Unified, 40, None).unwrap();
     assert_eq!((unified.plan().tokens, unified.is_on_device()), (36 * block_tokens, false));
     assert_eq!(unified.may_take_bytes(), 36 * block_bytes);
     let host = start(MemoryPlace::Host, 40, None).unwrap();
     let full = 4 * MAX_SEQ_LEN as u64 / block_tokens;
     assert_eq!(host.plan().tokens, full * block_tokens, "others measure the machine");
-    for (place, blocks) in [(MemoryPlace::Unified, 40), (MemoryPlace::Device, 1)] {
+    for (place, blocks) in [(MemoryPlace::Unified, 40), (MemoryPlace::Device, 40)] {
         let refused = start(place, blocks, Some(1)).unwrap_err();
         assert!(matches!(refused, StartError::DoesNotFit(_)), "{refused}");
     }
