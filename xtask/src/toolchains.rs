@@ -27,7 +27,7 @@ const VERSIONS: [(&str, bool); 6] = [
 ];
 
 /// What is asked of what, and how far that is a proof.
-const PROOFS: [(&str, &str, &str); 10] = [
+const PROOFS: [(&str, &str, &str); 12] = [
     ("TensorRT for RTX 1.7.1", "parse, build for sm86, progress, cancel, kill, refusals", "run"),
     ("TensorRT for RTX 1.7.1", "smelt's rules, on goldens, random and changed graphs", "run"),
     ("TensorRT for RTX 1.7.1", "its plans, cut at every page", "run"),
@@ -40,6 +40,12 @@ const PROOFS: [(&str, &str, &str); 10] = [
         "stand-in",
     ),
     ("trtexec", "a build on a GPU", "projected"),
+    (
+        "llm_inference, run.py",
+        "golden prompts, eleven ways to go wrong, by programs after their sources",
+        "stand-in",
+    ),
+    ("llm_inference, run.py", "an answer of an engine on a board", "projected"),
     ("TensorRT 11.4", "a row that is held to its headers; no builder of it is here", "projected"),
     ("plans on a GPU", "nothing here runs them", "projected"),
 ];
@@ -51,7 +57,17 @@ pub(crate) fn run() -> Result<()> {
     let variables = [("SMELT_TENSORRT_RTX", library.as_str())];
     cargo(&["test", "--package", "smelt-tensorrt", "--tests", "--locked"], &variables)?;
     cargo(
-        &["test", "--package", "smelt", "--tests", "--locked", "--", "tensorrt", "trtexec"],
+        &[
+            "test",
+            "--package",
+            "smelt",
+            "--tests",
+            "--locked",
+            "--",
+            "tensorrt",
+            "trtexec",
+            "runtime::",
+        ],
         &variables,
     )?;
     for (what, how, proof) in PROOFS {

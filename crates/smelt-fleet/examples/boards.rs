@@ -1,6 +1,7 @@
 //! Plays boards that all take one output from a real server: `cargo xtask bench boards` starts this.
 //!
-//! `boards publish ADDRESS FOLDER MIB` makes an output of so many MiB in FOLDER, signs and publishes it, and writes there who is to
+//! `boards judge` judges the statement of a result of 2 GiB a hundred times, as a pull does with an envelope that has come, and
+//! prints how many milliseconds each took.  `boards publish ADDRESS FOLDER MIB` makes an output of so many MiB in FOLDER, signs and publishes it, and writes there who is to
 //! be believed.  `boards take ADDRESS FOLDER COUNT SECONDS` starts so many boards, spread over so many seconds, and prints a line of
 //! JSON.  Each board is a thread with a connection, a client and a folder of its own, and does what a pull does: it connects,
 //! asks for a recipe key, judges the statement, fetches the chunks, and compares every file with what was signed.
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 use smelt_fleet::address::Address;
+use smelt_fleet::dsse::Envelope;
+use smelt_fleet::judge::{Asked, judge};
 use smelt_fleet::keys::SigningKey;
 use smelt_fleet::local::LocalChunks;
 use smelt_fleet::pull::offer;
@@ -28,6 +31,10 @@ use smelt_store::{Digest, FileEntry, Manifest};
 
 /// Files of the output, as an engine has some: at 4 MiB they are 30 chunks.
 const FILES: usize = 10;
+/// What is judged: as many files as a tower of several grids beside a decoder has, of 2 GiB together, so many times.
+const RESULT_FILES: u64 = 32;
+const RESULT_BYTES: u64 = 2 << 30;
+const JUDGED: usize = 100;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -41,10 +48,11 @@ fn main() -> Outcome<()> {
             let spread = Duration::from_secs_f64(seconds.parse()?);
             take(&address.parse()?, Path::new(folder), count.parse()?, spread)
         }
-        _ => {
-            Err("usage: boards publish ADDRESS FOLDER MIB | take ADDRESS FOLDER COUNT SECONDS"
-                .into())
-        }
+        ["judge"] => judge_often(),
+        _ => Err(
+            "usage: boards judge | publish ADDRESS FOLDER MIB | take ADDRESS FOLDER COUNT SECONDS"
+                .into(),
+        ),
     }
 }
 
@@ -64,6 +72,33 @@ fn publish(address: &Address, folder: &Path, mib: usize) -> Outcome<()> {
     let (client, _) = Client::connect(address, None, None, &Default::default())?;
     let statement = statement(Manifest::new(entries)?, client.instance());
     let (signer, _) = SigningKey::generate()?;
+    fs::write(folder.join("trust.toml"), trusting(&signer)?.to_toml())?;
+    push(&client, &statement, &out, &signer, &mut |_| true)?;
+    Ok(())
+}
+
+fn judge_often() -> Outcome<()> {
+    let file = |number: u64| {
+        let path = format!("part-{number:02}");
+        let sha256 = Digest::of(path.as_bytes());
+        FileEntry { path, size: RESULT_BYTES / RESULT_FILES, sha256, executable: false }
+    };
+    let statement = statement(Manifest::new((0..RESULT_FILES).map(file).collect())?, "site");
+    let (signer, _) = SigningKey::generate()?;
+    let json = Envelope::sign(statement.to_json()?, &[&signer])?.to_json()?;
+    let trust = trusting(&signer)?;
+    for _ in 0..JUDGED {
+        let begin = Instant::now();
+        let asked = Asked { key: Key::Content(statement.key), instance: "site", least: 1 };
+        let vouched = judge(&trust, &Envelope::from_json(&json)?, &asked, now())?;
+        let took = begin.elapsed();
+        assert_eq!(vouched.statement.files.bytes(), RESULT_BYTES);
+        println!("{}", took.as_secs_f64() * 1e3);
+    }
+    Ok(())
+}
+
+fn trusting(signer: &SigningKey) -> Outcome<Trust> {
     let mut trust = Trust::default();
     trust.add(TrustedKey {
         name: "builder".to_owned(),
@@ -73,9 +108,7 @@ fn publish(address: &Address, folder: &Path, mib: usize) -> Outcome<()> {
         until: None,
         revoked: None,
     })?;
-    fs::write(folder.join("trust.toml"), trust.to_toml())?;
-    push(&client, &statement, &out, &signer, &mut |_| true)?;
-    Ok(())
+    Ok(trust)
 }
 
 fn recipe() -> Digest {

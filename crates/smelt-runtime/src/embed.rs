@@ -184,6 +184,11 @@ impl SentenceEncoder {
         Ok(Self { spec, tokenizer, engine })
     }
 
+    /// Where its engine lies, as its deployment says.
+    pub fn engine(&self) -> &EngineDirs {
+        &self.spec.encoder
+    }
+
     /// The same encoder on another device, by an engine that was opened there.
     #[must_use]
     pub fn beside(&self, engine: Box<dyn Graph>) -> Self {

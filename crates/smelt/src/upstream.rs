@@ -23,9 +23,6 @@ pub(crate) fn launch(spec: Spec, engine: PathBuf, queue_max: usize) -> Launch {
     Launch { spec, engine, leader: LEADER.map(OsString::from).into(), queue_max }
 }
 
-/// Tokens that a golden answer may have besides one for each of its bytes, so that one that goes on is told from a right one.
-const TOKENS_BEYOND: usize = 16;
-
 /// Whether the server answers the golden prompts in `folder` as they expect; `told` hears how far that is.
 pub(crate) fn all_right(
     server: &Upstream,
@@ -38,14 +35,11 @@ pub(crate) fn all_right(
         let number = index + 1;
         told(&format!("[{index}/{count}] golden prompt {number}"));
         let content = content(question, folder)?;
-        let answer = server.ask(&content, question.answer.len() + TOKENS_BEYOND);
+        let answer = server.ask(&content, question.new_tokens_max());
         let answer =
             answer.map_err(|why| Failed::invalid(format!("golden prompt {number}: {why}")))?;
         if !question.is_right(&answer) {
-            let (prompt, expected) = (question.prompt(), &question.answer);
-            return Err(Failed::invalid(format!(
-                "golden prompt {number}, {prompt:?}, is answered {answer:?} and not {expected:?}"
-            )));
+            return Err(Failed::invalid(question.complaint(number, &answer)));
         }
     }
     told(&format!("golden prompts: all {count} right"));

@@ -2,14 +2,14 @@
 //! TensorRT Edge-LLM and `run.py` of TensorRT-LLM, since there is no board here.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::world::{Ended, World, ended, statuses};
+use crate::world::{Ended, World, ended};
 
+const TOOLS: &str = "tools";
 const BY_FILES: &str = include_str!("stand_ins/llm_inference.py");
 const BY_WORDS: &str = include_str!("stand_ins/run.py");
 const PICTURE: &[u8] = include_bytes!("../../../tests/data/picture.png");
@@ -30,9 +30,6 @@ impl Board {
     fn new(program: &str, content: &str, words: &str) -> Self {
         let world = World::new("");
         let board = Self { world };
-        for folder in ["tools", "golden"] {
-            fs::create_dir_all(board.world.path(folder)).unwrap();
-        }
         board.world.write("golden/questions.jsonl", TEXTS);
         board.put(program, content);
         board.world.write(
@@ -71,9 +68,7 @@ limits = {{ timeout = "5s" }}
     }
 
     fn put(&self, program: &str, content: &str) {
-        let file = self.world.path("tools").join(program);
-        fs::write(&file, content).unwrap();
-        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+        self.world.put_program(&format!("{TOOLS}/{program}"), content);
     }
 
     /// The engine is made in this way from now on.
@@ -86,15 +81,12 @@ limits = {{ timeout = "5s" }}
     }
 
     fn smelt(&self, arguments: &[&str]) -> Ended {
-        let path = format!("{}:/usr/bin:/bin", self.world.path("tools").display());
-        ended(self.world.command(arguments).env("PATH", path))
+        self.world.smelt_by(TOOLS, arguments)
     }
 
     #[track_caller]
     fn run(&self) -> Vec<String> {
-        let ended = self.smelt(&["run", "p.toml", "--json"]);
-        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-        statuses(&serde_json::from_str(&ended.stdout).unwrap())
+        self.world.run_by(TOOLS)
     }
 
     fn record(&self) -> Value {
@@ -106,16 +98,8 @@ limits = {{ timeout = "5s" }}
     #[track_caller]
     fn fails(&self, mode: &str, class: &str, words: &str) {
         self.made(mode);
-        let ended = self.smelt(&["run", "p.toml"]);
-        assert_eq!(ended.code, Some(1), "{mode}: {}", ended.stderr);
-        let line = ended.stderr.lines().find(|line| line.contains("verify failed"));
-        let line = line.unwrap_or_else(|| panic!("{mode}: {}", ended.stderr));
-        assert!(line.contains(class), "{mode}: {line}");
-        assert!(ended.stderr.contains(words), "{mode}: {}", ended.stderr);
-        let plan = self.smelt(&["plan", "p.toml"]).stdout;
-        let row = plan.lines().find(|line| line.contains("verify ")).unwrap();
-        assert!(row.contains("miss"), "{mode}: {plan}");
-        self.world.assert_nothing_runs();
+        let code = self.world.fails_by(TOOLS, "verify", mode, (class, words));
+        assert_eq!(code, Some(1), "{mode}");
     }
 }
 

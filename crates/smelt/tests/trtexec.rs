@@ -1,14 +1,14 @@
 //! Pipelines whose engines `trtexec` builds, by a stand-in for it (`stand_ins/trtexec.py`): there is no GPU here.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::world::{Ended, World, ended, statuses};
+use crate::world::{Ended, World, ended};
 
+const TOOLS: &str = "trt/bin";
 const STAND_IN: &str = include_str!("stand_ins/trtexec.py");
 const DETECTOR: &[u8] = include_bytes!("../../../tests/data/golden/yolo-tiny/yolo.onnx");
 
@@ -72,8 +72,7 @@ impl Board {
     }
 
     fn put(&self, program: &str) {
-        fs::write(self.program(), program).unwrap();
-        fs::set_permissions(self.program(), fs::Permissions::from_mode(0o755)).unwrap();
+        self.world.put_program(&format!("{TOOLS}/trtexec"), program);
     }
 
     /// What goes wrong from now on, or what the machine is.
@@ -82,15 +81,12 @@ impl Board {
     }
 
     fn smelt(&self, arguments: &[&str]) -> Ended {
-        let path = format!("{}:/usr/bin:/bin", self.world.path("trt/bin").display());
-        ended(self.world.command(arguments).env("PATH", path))
+        self.world.smelt_by(TOOLS, arguments)
     }
 
     #[track_caller]
     fn run(&self) -> Vec<String> {
-        let ended = self.smelt(&["run", "p.toml", "--json"]);
-        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-        statuses(&serde_json::from_str(&ended.stdout).unwrap())
+        self.world.run_by(TOOLS)
     }
 
     fn out(&self, stage: &str) -> PathBuf {
@@ -182,16 +178,7 @@ fn a_program_that_goes_wrong_is_told_apart_and_never_sealed() {
         ("gpu=8.6", "tool-rejected", "compute capability 8.6, and the engine is to be for 8.7"),
     ] {
         board.mode(mode);
-        let ended = board.smelt(&["run", "p.toml"]);
-        assert_ne!(ended.code, Some(0), "{mode}: {}", ended.stderr);
-        let line = ended.stderr.lines().find(|line| line.contains("engine failed"));
-        let line = line.unwrap_or_else(|| panic!("{mode}: {}", ended.stderr));
-        assert!(line.contains(class), "{mode}: {line}");
-        assert!(ended.stderr.contains(words), "{mode}: {}", ended.stderr);
-        let plan = board.smelt(&["plan", "p.toml"]).stdout;
-        let row = plan.lines().find(|line| line.contains("engine ")).unwrap();
-        assert!(row.contains("miss"), "{mode}: {plan}");
-        board.world.assert_nothing_runs();
+        board.world.fails_by(TOOLS, "engine", mode, (class, words));
     }
     // Megabytes without an end of line are no failure.
     board.mode("noise");

@@ -50,7 +50,7 @@ fn pipeline() -> String {
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let (runs, _) = parse(arguments, &[], RUNS)?;
     cargo(&["build", "--release", "--locked", "--package", "smelt"], &[])?;
-    cargo(&["build", "--release", "--locked", "-p", "smelt-fleet", "--example", "judge"], &[])?;
+    cargo(&["build", "--release", "--locked", "-p", "smelt-fleet", "--example", "boards"], &[])?;
     let (casd, python) = (casd_program()?, python()?);
     let folder = target().join("bench/cached");
     remove(&folder)?;
@@ -114,8 +114,8 @@ fn told(ours: Figures, theirs: Figures) -> Result<()> {
 
 /// By a program that does what a pull does with a statement that has come.
 fn judge_ms() -> Result<f64> {
-    let mut command = std::process::Command::new(target().join("release/examples/judge"));
-    let output = command.output().context("cannot start the example judge")?;
+    let mut command = std::process::Command::new(target().join("release/examples/boards"));
+    let output = command.arg("judge").output().context("cannot start the example boards")?;
     let text = String::from_utf8(output.stdout)?;
     let times = text.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>()?;
     ensure!(output.status.success() && !times.is_empty(), "it told nothing");

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::measure::TOKENS_BEYOND;
+
 /// The longest file of questions; MMStar's 1500 are under 1 MB, a hundred thousand are near 20.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
@@ -110,6 +112,18 @@ impl Question {
             prompt.extend(["\n", CHOICE_REQUEST]);
         }
         prompt
+    }
+
+    /// What is told where the question is the golden prompt of a number, and `said` is not its answer.
+    pub fn complaint(&self, number: usize, said: &str) -> String {
+        let (prompt, answer) = (self.prompt(), &self.answer);
+        format!("golden prompt {number}, {prompt:?}, is answered {said:?} and not {answer:?}")
+    }
+
+    /// Tokens that an answer by another program may have: one for each byte of the right one, and some, so that one that goes on
+    /// is told from a right one.
+    pub fn new_tokens_max(&self) -> usize {
+        self.answer.len() + TOKENS_BEYOND
     }
 
     /// Whether `said` is the answer: the same text but for space around it, or its letter chosen.

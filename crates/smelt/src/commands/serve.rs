@@ -14,9 +14,8 @@ use smelt_fleet::oci::reference;
 use smelt_runtime::accuracy::golden;
 use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::{Deployment, Serving};
-use smelt_runtime::embed::{self, EmbedService};
+use smelt_runtime::embed::{self, EmbedService, Reader};
 use smelt_runtime::image::ImageOptions;
-use smelt_runtime::score;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_runtime::timeline::{Lane, Timeline};
@@ -302,6 +301,19 @@ impl Load {
         }
     }
 
+    /// Has an encoder read, and the same one on other devices, within the memory that it may take.
+    fn reading<E: Reader>(
+        &self,
+        dir: &Path,
+        (encoder, others): (E, Vec<E>),
+        serving: &Serving,
+    ) -> Result<EmbedService<E>, Unfit<Failed>> {
+        let service = EmbedService::start(encoder, others, self.limits.queue_max);
+        let service = service.map_err(encoder_failed)?;
+        self.holds_encoder(dir, serving)?;
+        Ok(service)
+    }
+
     /// Refuses an encoder that has read its longest text where this process then holds more than it may.
     fn holds_encoder(&self, dir: &Path, serving: &Serving) -> Result<(), Unfit<Failed>> {
         let cap = self.limits.memory_max.or(serving.memory_bytes_max);
@@ -393,24 +405,16 @@ impl Load {
         if does == Does::Embeds {
             let encoder = open::encoder(dir, loading)?;
             loading.runs(0.0, WARMING_UP);
-            let engine = embed::read_spec(dir).map_err(Failed::from)?.encoder;
-            let others = seats::of_encoder(dir, &engine, &self.others)?.into_iter();
+            let others = seats::of_encoder(dir, encoder.engine(), &self.others)?.into_iter();
             let others = others.map(|engine| encoder.beside(engine)).collect();
-            let service = EmbedService::start(encoder, others, self.limits.queue_max);
-            let service = service.map_err(encoder_failed)?;
-            self.holds_encoder(dir, &serving)?;
-            return Ok(Running::Embeds(service));
+            return self.reading(dir, (encoder, others), &serving).map(Running::Embeds);
         }
         if does == Does::Scores {
             let encoder = open::cross_encoder(dir, loading)?;
             loading.runs(0.0, WARMING_UP);
-            let engine = score::read_spec(dir).map_err(Failed::from)?.encoder;
-            let others = seats::of_encoder(dir, &engine, &self.others)?.into_iter();
+            let others = seats::of_encoder(dir, encoder.engine(), &self.others)?.into_iter();
             let others = others.map(|engine| encoder.beside(engine)).collect();
-            let service = EmbedService::start(encoder, others, self.limits.queue_max);
-            let service = service.map_err(encoder_failed)?;
-            self.holds_encoder(dir, &serving)?;
-            return Ok(Running::Scores(service));
+            return self.reading(dir, (encoder, others), &serving).map(Running::Scores);
         }
         let batch = self.batch.map(usize::from).or(serving.slots).unwrap_or(BATCH_USUAL);
         let kv = KvOptions { max_slots: Some(MAX_SLOTS_MAX), ..self.kv };
@@ -471,10 +475,7 @@ fn all_right(deployment: &mut Deployment, folder: &Path) -> Result<(), Failed> {
         let given = golden::ask(deployment, question, folder);
         let given = given.map_err(|why| Failed::model(format!("golden prompt {number}: {why}")))?;
         if !given.is_right {
-            let (prompt, answer, text) = (question.prompt(), &question.answer, given.text);
-            return Err(Failed::model(format!(
-                "golden prompt {number}, {prompt:?}, is answered {text:?} and not {answer:?}"
-            )));
+            return Err(Failed::model(question.complaint(number, &given.text)));
         }
     }
     Ok(())

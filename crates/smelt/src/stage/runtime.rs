@@ -32,8 +32,6 @@ const ANSWERS_FILE: &str = "answers.json";
 const PRINTED: &str = "Output [Text 0 Beam 0]: \"";
 /// Golden answers are short; a program that prints or writes more has gone astray.
 const ANSWERS_BYTES_MAX: u64 = 16 << 20;
-/// Tokens that an answer may have besides one for each of its bytes, so that one that goes on is told from a right one.
-const TOKENS_BEYOND: usize = 16;
 
 /// How the program is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,30 +81,27 @@ pub(super) fn ask(request: &Request, engine: &Path, words: &[String]) -> Result<
     let form = Form::of(words).map_err(Failed::usage)?;
     let folder = request.input("prompts")?;
     let questions = question::read(&folder.join(PROMPTS_FILE), None).map_err(Failed::usage)?;
-    let longest = questions.iter().map(|it| it.answer.len()).max().unwrap_or_default();
-    let runtime = Runtime { words, engine, out: &request.out, tokens: longest + TOKENS_BEYOND };
+    let tokens = questions.iter().map(Question::new_tokens_max).max().unwrap_or_default();
+    let runtime = Runtime { words, engine, out: &request.out, tokens };
     let answers = match form {
         Form::Files => runtime.ask_by_files(&questions, folder)?,
         Form::Words => runtime.ask_by_words(&questions)?,
     };
     let asked: Vec<Asked> = questions.iter().zip(answers).map(asked).collect();
     let record = json!({ "runtime": words, "prompts": asked });
-    let text = format!("{record:#}\n");
-    let written = fs::write(request.out.join(proof::FILE), text);
-    written.map_err(|error| Failed::new(Exit::StageFailed, format!("cannot write: {error}")))?;
+    write(&request.out.join(proof::FILE), &record)?;
     match asked.iter().position(|it| !it.right) {
         None => {
             say(&format!("golden prompts: all {} right", asked.len()));
             Ok(())
         }
-        Some(at) => {
-            let Asked { prompt, expected, answer, .. } = &asked[at];
-            Err(Failed::invalid(format!(
-                "golden prompt {}, {prompt:?}, is answered {answer:?} and not {expected:?}",
-                at + 1
-            )))
-        }
+        Some(at) => Err(Failed::invalid(questions[at].complaint(at + 1, &asked[at].answer))),
     }
+}
+
+fn write(path: &Path, value: &Value) -> Result<(), Failed> {
+    let failed = |error| Failed::new(Exit::StageFailed, format!("cannot write: {error}"));
+    fs::write(path, format!("{value:#}\n")).map_err(failed)
 }
 
 fn asked((question, answer): (&Question, String)) -> Asked {
@@ -127,10 +122,7 @@ impl Runtime<'_> {
     /// All prompts, in order, by one start.
     fn ask_by_files(&self, questions: &[Question], folder: &Path) -> Result<Vec<String>, Failed> {
         let [from, to] = [QUESTIONS_FILE, ANSWERS_FILE].map(|name| self.out.join(name));
-        let text = format!("{:#}\n", file_of(questions, folder, self.tokens));
-        let written = fs::write(&from, text);
-        written
-            .map_err(|error| Failed::new(Exit::StageFailed, format!("cannot write: {error}")))?;
+        write(&from, &file_of(questions, folder, self.tokens))?;
         say(&format!("{} golden prompts for {}", questions.len(), self.words[0]));
         let places = [(QUESTIONS, from.as_path()), (ANSWERS, to.as_path())];
         let places = places.map(|(place, path)| (place, path.display().to_string()));

@@ -7,6 +7,7 @@ pub(crate) mod traced;
 
 use std::fs;
 use std::io::{self, Seek as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -109,6 +110,49 @@ impl World {
         let stages = plan["stages"].as_array().unwrap().iter();
         let anew = stages.filter(|stage| stage["status"] != "hit");
         anew.map(|stage| stage["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// A program of this content in the world's folder.
+    pub(crate) fn put_program(&self, name: &str, content: &str) {
+        self.write(name, content);
+        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// The same as [`Self::smelt`], where `PATH` leads to a folder of the world's first.
+    pub(crate) fn smelt_by(&self, tools: &str, arguments: &[&str]) -> Ended {
+        let path = format!("{}:/usr/bin:/bin", self.path(tools).display());
+        ended(self.command(arguments).env("PATH", path))
+    }
+
+    /// What became of each stage of a run so, which must succeed.
+    #[track_caller]
+    pub(crate) fn run_by(&self, tools: &str) -> Vec<String> {
+        let ended = self.smelt_by(tools, &["run", "p.toml", "--json"]);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        statuses(&serde_json::from_str(&ended.stdout).unwrap())
+    }
+
+    /// `stage` fails in such a run with this class and these words, and is sealed nowhere; the exit code.
+    #[track_caller]
+    pub(crate) fn fails_by(
+        &self,
+        tools: &str,
+        stage: &str,
+        case: &str,
+        (class, words): (&str, &str),
+    ) -> Option<i32> {
+        let ended = self.smelt_by(tools, &["run", "p.toml"]);
+        assert_ne!(ended.code, Some(0), "{case}: {}", ended.stderr);
+        let failed = format!("{stage} failed");
+        let line = ended.stderr.lines().find(|line| line.contains(&failed));
+        let line = line.unwrap_or_else(|| panic!("{case}: {}", ended.stderr));
+        assert!(line.contains(class), "{case}: {line}");
+        assert!(ended.stderr.contains(words), "{case}: {}", ended.stderr);
+        let plan = self.smelt_by(tools, &["plan", "p.toml"]).stdout;
+        let row = plan.lines().find(|line| line.contains(&format!("{stage} "))).unwrap();
+        assert!(row.contains("miss"), "{case}: {plan}");
+        self.assert_nothing_runs();
+        ended.code
     }
 
     pub(crate) fn start(&self, arguments: &[&str]) -> Child {
