@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use smelt_store::{RunId, Store, StoreError};
+use smelt_store::{DeadRun, RunId, Store, StoreError};
 use smelt_watch::Cgroups;
 
 use crate::boot::boot_id;
@@ -60,13 +60,16 @@ pub fn clear_dead_runs(
     }
     let now = boot_id();
     let mut closed = Vec::new();
-    for run in dead {
-        orphans::kill_marked(&mark_of(&run));
-        end_containers(store, &run);
+    for dead in dead {
+        // Held until all of it is done: a name that is let go of may be a living run's at once.
+        let dead = dead?;
+        let mark = mark_of(dead.id());
+        orphans::kill_marked(&mark);
+        end_containers(store, dead.id());
         if let Some(cgroups) = &cgroups {
-            cgroups.sweep(&mark_of(&run));
+            cgroups.sweep(&mark);
         }
-        match close_with_room(store, &run, &now) {
+        match close_with_room(store, &dead, &now) {
             // The next start tries again.
             Err(error) if error.is_disk_full() => {
                 tell(&error);
@@ -74,7 +77,7 @@ pub fn clear_dead_runs(
             }
             done => closed.extend(done?),
         }
-        if let Err(error) = store.clear_dead(&run) {
+        if let Err(error) = dead.clear() {
             tell(&error);
         }
     }
@@ -116,11 +119,11 @@ pub(crate) fn end_left(run: &RunId) -> bool {
 }
 
 /// Says how it ended; on a full disk what it left in its directories makes room for that.
-fn close_with_room(store: &Store, run: &RunId, now: &str) -> Result<Option<Closed>, StoreError> {
-    match close(store, run, now) {
+fn close_with_room(store: &Store, dead: &DeadRun, now: &str) -> Result<Option<Closed>, StoreError> {
+    match close(store, dead, now) {
         Err(error) if error.is_disk_full() => {
-            store.empty_dead(run)?;
-            close(store, run, now)
+            dead.empty()?;
+            close(store, dead, now)
         }
         done => done,
     }
@@ -128,18 +131,19 @@ fn close_with_room(store: &Store, run: &RunId, now: &str) -> Result<Option<Close
 
 /// Says in the journal how the run ended, once, as long as it is known: two boots later a kill and a
 /// reset look alike.
-fn close(store: &Store, run: &RunId, now: &str) -> Result<Option<Closed>, StoreError> {
-    let records = read(store, run)?;
+fn close(store: &Store, dead: &DeadRun, now: &str) -> Result<Option<Closed>, StoreError> {
+    let records = read(store, dead.id())?;
     let Some(open) = recorded::open(&records, now) else { return Ok(None) };
     if open.is_closed {
         return Ok(None);
     }
     let record = json!({ "event": "closed", "at_s": open.at_s, "detail": { "how": open.death } });
-    if !store.close_journal(run, &record)? {
+    if !dead.close_journal(&record)? {
         return Ok(None);
     }
     let running = open.running.into_iter().map(|(stage, start)| (stage, start.n)).collect();
-    Ok(Some(Closed { run: run.clone(), pipeline: open.pipeline, death: open.death, running }))
+    let run = dead.id().clone();
+    Ok(Some(Closed { run, pipeline: open.pipeline, death: open.death, running }))
 }
 
 fn read(store: &Store, run: &RunId) -> Result<Vec<Value>, StoreError> {

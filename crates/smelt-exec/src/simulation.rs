@@ -29,7 +29,7 @@ use smelt_plan::{
 use smelt_random::Random;
 use smelt_store::sim::{Failure as DiskFailure, Left, SimDisk, Trouble};
 use smelt_store::turns::TurnScheduler;
-use smelt_store::{Limits, Store, What};
+use smelt_store::{DeadRun, Limits, Store, What};
 use smelt_watch::meter::Strain;
 use smelt_watch::{Counters, Machine, Sample};
 
@@ -470,7 +470,7 @@ fn run(
     let text = |error: &dyn std::fmt::Display| error.to_string();
     let store = disk.open_store(Path::new(ROOT)).map_err(|error| text(&error))?;
     for dead in store.dead_runs().map_err(|error| text(&error))? {
-        store.clear_dead(&dead).map_err(|error| text(&error))?;
+        dead.and_then(DeadRun::clear).map_err(|error| text(&error))?;
     }
     let now = UNIX_EPOCH + Duration::from_nanos(disk.now_ns() as u64);
     let run = store.begin_run(now).map_err(|error| text(&error))?;

@@ -52,7 +52,7 @@ pub use memo::{Basis, Before};
 pub use output::{Damage, Location, Lookup, Output};
 pub use prune::LeftOut;
 pub use roots::Holder;
-pub use run::{Journal, NotARunId, Run, RunId, Whole};
+pub use run::{DeadRun, Journal, NotARunId, Run, RunId, Whole};
 pub use seal::SealError;
 pub use store::{KeyLock, Store, StoreError};
 pub use texts::Text;

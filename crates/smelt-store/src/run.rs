@@ -62,6 +62,14 @@ pub struct Run {
     lock: LockGuard,
 }
 
+/// A run that is over without having ended in order.  As long as this is held nobody else takes it for dead, and no run
+/// takes its name.
+pub struct DeadRun {
+    store: Store,
+    id: RunId,
+    lock: LockGuard,
+}
+
 /// The journal of a run in progress.
 pub struct Journal {
     store: Store,
@@ -129,8 +137,11 @@ impl Store {
         Ok(Journal { store: self.clone(), log: Mutex::new(log) })
     }
 
-    /// Runs that left something behind and hold their lock no more.
-    pub fn dead_runs(&self) -> Result<Vec<RunId>, StoreError> {
+    /// Runs that left something behind and hold their lock no more, one after another: a run that is just beginning
+    /// looks like them until it has its lock, and takes another name where somebody else has it.
+    pub fn dead_runs(
+        &self,
+    ) -> Result<impl Iterator<Item = Result<DeadRun, StoreError>>, StoreError> {
         self.refuse_read_only("look for dead runs")?;
         let locks = names(self.disk(), &self.layout().runs())?;
         let name_of = |name: &'_ str| name.rsplit_once('.').map_or("", |(run, _)| run).to_owned();
@@ -140,49 +151,16 @@ impl Store {
         let mut ids: Vec<RunId> = locked.chain(work).filter_map(|name| name.parse().ok()).collect();
         ids.sort();
         ids.dedup();
-        let mut dead = Vec::new();
-        for id in ids {
-            if self.lock_of_dead(&id)?.is_some() {
-                dead.push(id);
-            }
-        }
-        Ok(dead)
+        Ok(ids.into_iter().filter_map(|id| self.dead_run(&id).transpose()))
     }
 
-    /// Removes the working directories of a dead run and no more, so that there is room to say how it
-    /// died.
-    pub fn empty_dead(&self, id: &RunId) -> Result<(), StoreError> {
-        self.refuse_read_only("empty a dead run")?;
-        if let Some(_dead) = self.lock_of_dead(id)? {
-            remove_tree(self.disk(), &self.layout().work_of(id))?;
-        }
-        Ok(())
-    }
-
-    /// Removes the working directories and the lock file of a dead run; says whether it was dead.
-    pub fn clear_dead(&self, id: &RunId) -> Result<bool, StoreError> {
-        self.refuse_read_only("clear a dead run")?;
-        let Some(lock) = self.lock_of_dead(id)? else { return Ok(false) };
-        self.clear(id, lock)?;
-        Ok(true)
-    }
-
-    /// Adds a last record to the journal of a dead run; says whether it was dead and had a journal.
-    pub fn close_journal(&self, id: &RunId, record: &Value) -> Result<bool, StoreError> {
-        self.refuse_read_only("close a journal")?;
-        let path = self.layout().journal(id);
-        let is_there =
-            present(self.disk().lstat(&path)).map_err(fault("look at", &path))?.is_some();
-        let Some(_dead) = self.lock_of_dead(id)?.filter(|_| is_there) else { return Ok(false) };
-        let journal = self.open_journal(id)?;
-        // What is no record at its end is cut off.
-        journal.append(record)?;
-        Ok(true)
-    }
-
-    fn lock_of_dead(&self, id: &RunId) -> Result<Option<LockGuard>, DiskError> {
+    /// The run, if nobody holds its lock: from now on we do.
+    pub fn dead_run(&self, id: &RunId) -> Result<Option<DeadRun>, StoreError> {
+        self.refuse_read_only("take hold of a dead run")?;
         let path = self.layout().run_lock(id);
-        self.disk().lock(&path, LockKind::Exclusive, Wait::No).map_err(fault("lock", &path))
+        let lock =
+            self.disk().lock(&path, LockKind::Exclusive, Wait::No).map_err(fault("lock", &path))?;
+        Ok(lock.map(|lock| DeadRun { store: self.clone(), id: id.clone(), lock }))
     }
 
     /// The lock file goes last, while it is held: until then the run counts as dead.
@@ -303,6 +281,35 @@ impl Run {
     /// Ends the run in order: its working directories are removed, its journal and logs stay.
     /// A run that is only dropped is cleared as a dead one later.
     pub fn finish(self) -> Result<(), StoreError> {
+        Ok(self.store.clear(&self.id, self.lock)?)
+    }
+}
+
+impl DeadRun {
+    /// The run's name.
+    pub fn id(&self) -> &RunId {
+        &self.id
+    }
+
+    /// Removes its working directories and no more, so that there is room to say how it died.
+    pub fn empty(&self) -> Result<(), StoreError> {
+        Ok(remove_tree(self.store.disk(), &self.store.layout().work_of(&self.id))?)
+    }
+
+    /// Adds a last record to its journal; says whether it had one.
+    pub fn close_journal(&self, record: &Value) -> Result<bool, StoreError> {
+        let path = self.store.layout().journal(&self.id);
+        if present(self.store.disk().lstat(&path)).map_err(fault("look at", &path))?.is_none() {
+            return Ok(false);
+        }
+        let journal = self.store.open_journal(&self.id)?;
+        // What is no record at its end is cut off.
+        journal.append(record)?;
+        Ok(true)
+    }
+
+    /// Removes its working directories and its lock file.
+    pub fn clear(self) -> Result<(), StoreError> {
         Ok(self.store.clear(&self.id, self.lock)?)
     }
 }

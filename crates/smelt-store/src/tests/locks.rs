@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::SystemTime;
 
 use super::script::key;
-use crate::disk::Wait;
+use crate::disk::{LockKind, Wait};
 use crate::run::RunId;
 use crate::store::{Store, StoreError};
 
@@ -52,24 +52,48 @@ fn repair_and_runs_exclude_each_other() {
     assert!(waiting.unwrap().is_ok());
 }
 
+/// The names of the runs that are dead.
+fn dead(store: &Store) -> Vec<RunId> {
+    store.dead_runs().unwrap().map(|dead| dead.unwrap().id().clone()).collect()
+}
+
 #[test]
 fn a_live_run_is_not_dead() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (open(dir.path()), open(dir.path()));
     let run = a.begin_run(SystemTime::now()).unwrap();
     run.work_dir("stage").unwrap();
-    assert!(b.dead_runs().unwrap().is_empty());
-    assert!(!b.clear_dead(run.id()).unwrap());
+    assert_eq!(dead(&b), []);
+    assert!(b.dead_run(run.id()).unwrap().is_none());
     assert!(dir.path().join("work").join(run.id().as_str()).exists());
     let id = run.id().clone();
     assert!(a.is_running(&id).unwrap() && b.is_running(&id).unwrap());
     drop(run);
     assert!(!b.is_running(&id).unwrap());
-    assert_eq!(b.dead_runs().unwrap(), std::slice::from_ref(&id));
-    assert!(b.clear_dead(&id).unwrap());
-    assert!(b.dead_runs().unwrap().is_empty());
+    assert_eq!(dead(&b), std::slice::from_ref(&id));
+    b.dead_run(&id).unwrap().unwrap().clear().unwrap();
+    assert_eq!(dead(&b), []);
     assert!(!a.is_running(&id).unwrap());
-    assert!(b.dead_runs().unwrap().is_empty(), "asking leaves nothing behind");
+    assert_eq!(dead(&b), [], "asking leaves nothing behind");
+}
+
+/// A run that begins makes its lock file before it has the lock: seen in between, it must not get the lock while somebody
+/// kills all that has its name.
+#[test]
+fn what_is_held_as_dead_comes_to_life_for_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (open(dir.path()), open(dir.path()));
+    let id: RunId = "20261121-154233-1a2b".parse().unwrap();
+    let lock = dir.path().join("runs").join(format!("{id}.lock"));
+    fs::write(&lock, "").unwrap();
+    let held = b.dead_runs().unwrap().next().unwrap().unwrap();
+    assert_eq!(held.id(), &id);
+    let takes = || a.disk().lock(&lock, LockKind::Exclusive, Wait::No).unwrap();
+    assert!(takes().is_none(), "what begin_run does with a file that it has just made");
+    assert!(a.dead_run(&id).unwrap().is_none(), "one clears up");
+    held.clear().unwrap();
+    assert!(!lock.exists());
+    assert!(takes().is_some());
 }
 
 #[test]
@@ -85,7 +109,7 @@ fn runs_begun_at_one_moment_differ() {
     for run in runs {
         run.finish().unwrap();
     }
-    assert!(a.dead_runs().unwrap().is_empty());
+    assert_eq!(dead(&a), []);
     assert_eq!(a.journals().unwrap().len(), 4);
 }
 
@@ -96,9 +120,9 @@ fn a_working_directory_without_a_lock_file_is_dead() {
     let left = dir.path().join("work/20261121-154233-1a2b/stage/inner");
     fs::create_dir_all(&left).unwrap();
     fs::write(left.join("half"), "x").unwrap();
-    let dead = store.dead_runs().unwrap();
+    let dead: Vec<_> = store.dead_runs().unwrap().collect::<Result<_, _>>().unwrap();
     assert_eq!(dead.len(), 1);
-    assert!(store.clear_dead(&dead[0]).unwrap());
+    dead.into_iter().for_each(|dead| dead.clear().unwrap());
     assert_eq!(fs::read_dir(dir.path().join("work")).unwrap().count(), 0);
     assert_eq!(fs::read_dir(dir.path().join("runs")).unwrap().count(), 0);
 }
@@ -135,13 +159,13 @@ fn a_killed_process_holds_nothing() {
     let store = open(dir.path());
     let (mut child, id) = holder(dir.path());
     assert!(store.try_lock_key(&key("held")).unwrap().is_none());
-    assert!(store.dead_runs().unwrap().is_empty());
+    assert_eq!(dead(&store), []);
     assert!(matches!(Store::open_exclusive(dir.path(), Wait::No), Err(StoreError::Held { .. })));
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(store.try_lock_key(&key("held")).unwrap().is_some());
-    assert_eq!(store.dead_runs().unwrap(), std::slice::from_ref(&id));
-    assert!(store.clear_dead(&id).unwrap());
+    assert_eq!(dead(&store), std::slice::from_ref(&id));
+    store.dead_run(&id).unwrap().unwrap().clear().unwrap();
     assert!(!dir.path().join("work").join(id.as_str()).exists());
     drop(store);
     Store::open_exclusive(dir.path(), Wait::No).unwrap();

@@ -17,7 +17,7 @@ use crate::disk::{Disk, FileKind, Open, make_dir, write_all};
 use crate::log::Log;
 use crate::manifest::{FileEntry, Manifest};
 use crate::output::{Location, Lookup, Output};
-use crate::run::{Run, RunId};
+use crate::run::{DeadRun, Run, RunId};
 use crate::store::Store;
 use crate::walk::{Links, walk};
 
@@ -91,7 +91,7 @@ pub(super) fn open(disk: &SimDisk) -> Played<Store> {
 pub(super) fn play(disk: &SimDisk, promises: &mut Promises) -> Played<()> {
     let store = open(disk)?;
     for dead in store.dead_runs().map_err(text)? {
-        store.clear_dead(&dead).map_err(text)?;
+        dead.and_then(DeadRun::clear).map_err(text)?;
     }
     let now = UNIX_EPOCH + Duration::from_nanos(disk.moment().now_ns as u64);
     let run = store.begin_run(now).map_err(text)?;
@@ -317,7 +317,7 @@ fn wrong_output(
 pub(super) fn leftovers(disk: &SimDisk, store: &Store) -> Vec<String> {
     let cleared = store
         .dead_runs()
-        .and_then(|dead| dead.iter().try_for_each(|id| store.clear_dead(id).map(drop)));
+        .and_then(|mut dead| dead.try_for_each(|dead| dead.and_then(DeadRun::clear)));
     let mut wrong: Vec<String> = cleared.err().map(text).into_iter().collect();
     for dir in ["work", "runs"] {
         let dir: PathBuf = Path::new(ROOT).join(dir);

@@ -98,11 +98,11 @@ fn forget(flags: &ForgetFlags) -> Result<Exit, Failed> {
             }
             return Err(Failed::new(Exit::Held, format!("run {run} goes on; stop it first")));
         }
-        if history.open_run(run)?.is_some() {
-            store.close_journal(
-                run,
-                &json!({ "event": "forgotten", "at_s": 0.0, "detail": null }),
-            )?;
+        if history.open_run(run)?.is_some()
+            && let Some(dead) = store.dead_run(run)?
+        {
+            dead.close_journal(&json!({ "event": "forgotten", "at_s": 0.0, "detail": null }))?;
+            dead.clear()?;
         }
         store.forget_open(run)?;
         answer(format_args!("run {run} is forgotten\n"))?;
