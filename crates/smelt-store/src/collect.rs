@@ -211,7 +211,7 @@ fn used_by_referrers(outputs: &[OutputItem]) -> HashMap<Digest, i64> {
 impl Store {
     /// Removes what [`choose`] says, beside running builds.
     ///
-    /// What dead runs left in `work/` is for [`Store::clear_dead`], after their processes.
+    /// What dead runs left in `work/` is for [`DeadRun::clear`](crate::DeadRun::clear), after their processes.
     pub fn collect(&self, limits: &Limits) -> Result<Collection, StoreError> {
         self.collect_beside(limits, &BTreeSet::new())
     }
