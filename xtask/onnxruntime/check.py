@@ -14,8 +14,10 @@ it, so smelt's own evaluator checks those graphs, in `cargo test`.
 
 import json
 import re
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,8 @@ INPUT_TYPES = {
     "tensor(float16)": np.float16,
     "tensor(int64)": np.int64,
 }
+INTEGER_BOUND = 3e-2
+"""Largest error of a graph that multiplies integers of 8 bits: the root of the mean square, as a part of the largest value."""
 IMAGE_TOKEN = 383
 """`<IMG_CONTEXT>` of the tiny InternVL tokenizer."""
 
@@ -204,6 +208,87 @@ def main(smelt, golden, work):
         raise SystemExit(f"{golden} holds no golden vectors")
     print(f"{count} graphs give what transformers computed in onnxruntime {onnxruntime.__version__}")
     print("bf16 is not run here: onnxruntime's CPU provider has no kernels for it")
+    for name, graph in [
+        ("yolo-tiny", Path(golden) / "yolo-tiny" / "yolo.onnx"),
+        ("internvl3-tiny", Path(work) / "internvl3-tiny" / "vision-f32" / "model.onnx"),
+    ]:
+        check_integers(smelt, name, graph, Path(work) / "integers" / name)
+
+
+def write_png(path, pixels):
+    """RGB pixels [height, width, 3] as a PNG file (RFC 2083)."""
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    )
+
+
+def pictures_of(height, width, count):
+    """Pictures with soft shapes, as cameras see; the same each time."""
+    rows, columns = np.mgrid[0:height, 0:width] / max(height, width)
+    random = np.random.default_rng(7)
+    for _ in range(count):
+        waves = [
+            np.sin(a * rows + b * columns + c) for a, b, c in random.uniform(1, 12, (3, 3))
+        ]
+        yield (127.5 + 127.4 * np.stack(waves, axis=-1)).astype(np.uint8)
+
+
+def check_integers(smelt, name, graph, work):
+    """What smelt sees of a graph's values is what onnxruntime computes of them, and the graph that multiplies integers
+    by it says nearly the same there."""
+    work.mkdir(parents=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = lambda path: onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def ran(*command):
+        done = subprocess.run([smelt, "onnx", *map(str, command)], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"smelt onnx {command[0]} of {name} failed: {done.stderr.strip()[-300:]}")
+
+    whole = session(graph)
+    [given] = whole.get_inputs()
+    _, _, height, width = given.shape
+    seen = list(pictures_of(height, width, 6))
+    (work / "seen").mkdir()
+    for at, pixels in enumerate(seen):
+        write_png(work / "seen" / f"{at}.png", pixels)
+    ran("calibrate", graph, "--images", work / "seen", "--out", work / "max", "--method", "max")
+    ranges = json.loads((work / "max" / "ranges.json").read_text())["values"]
+    planes = lambda pixels: {given.name: pixels.transpose(2, 0, 1)[None].astype(np.float32) / 255}
+
+    # Values from the first to the last, given by a graph that ends with them.
+    values = sorted(set(ranges) - {given.name})[:: max(1, len(ranges) // 12)]
+    outputs = [word for value in values for word in ("--output", value)]
+    ran("extract", graph, *outputs, "--out", work / "inside")
+    inside = session(work / "inside" / "model.onnx")
+    found = [inside.run(values, planes(pixels)) for pixels in seen]
+    for at, value in enumerate(values):
+        least = min(float(run[at].min()) for run in found)
+        most = max(float(run[at].max()) for run in found)
+        room = 1e-4 * max(abs(least), abs(most), 1e-3)
+        said = ranges[value]
+        if abs(said["min"] - least) > room or abs(said["max"] - most) > room:
+            raise SystemExit(f"{name}: {value} lies between {least} and {most}; smelt saw {said}")
+
+    another = planes(list(pictures_of(height, width, 7))[6])
+    before = whole.run(None, another)
+    for method in ("max", "entropy"):
+        folder = work / f"by-{method}"
+        ran("calibrate", graph, "--images", work / "seen", "--out", folder, "--method", method)
+        ran("insert-qdq", graph, "--calibration", folder, "--out", work / f"int8-{method}")
+        after = session(work / f"int8-{method}" / "model.onnx").run(None, another)
+        parts = [np.sqrt(((a - b) ** 2).mean()) / np.abs(a).max() for a, b in zip(before, after)]
+        if max(parts) > INTEGER_BOUND or np.isnan(parts).any():
+            raise SystemExit(f"{name} in integers by {method} is off by {max(parts):.1e}; {INTEGER_BOUND:.0e} is allowed")
+        print(f"{name:20} in integers by {method:8} off by {max(parts):.1e}; {len(values)} values lie where smelt saw them")
 
 
 if __name__ == "__main__":

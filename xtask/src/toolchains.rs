@@ -27,10 +27,11 @@ const VERSIONS: [(&str, bool); 6] = [
 ];
 
 /// What is asked of what, and how far that is a proof.
-const PROOFS: [(&str, &str, &str); 12] = [
+const PROOFS: [(&str, &str, &str); 14] = [
     ("TensorRT for RTX 1.7.1", "parse, build for sm86, progress, cancel, kill, refusals", "run"),
     ("TensorRT for RTX 1.7.1", "smelt's rules, on goldens, random and changed graphs", "run"),
     ("TensorRT for RTX 1.7.1", "its plans, cut at every page", "run"),
+    ("TensorRT for RTX 1.7.1", "graphs whose products multiply integers (insert-qdq)", "run"),
     ("headers RTX 1.5 to 1.7, 11.4", "places in tables, layouts, numbers", "run"),
     ("the allocator", "counts and refusals, on a device that is made up", "stand-in"),
     ("libraries that misbehave", "crash, exit, noise, other versions", "stand-in"),
@@ -39,6 +40,7 @@ const PROOFS: [(&str, &str, &str); 12] = [
         "flags, refusals, ten ways to go wrong, by a program after its sources",
         "stand-in",
     ),
+    ("trtexec", "a calibration's scales, by a program after its sources", "stand-in"),
     ("trtexec", "a build on a GPU", "projected"),
     (
         "llm_inference, run.py",

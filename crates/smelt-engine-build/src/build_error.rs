@@ -81,4 +81,10 @@ pub enum BuildError {
         /// What it was tried with.
         tried: &'static str,
     },
+    /// A value of a graph holds what is no number.
+    #[error("the value {name:?} holds NaN; the graph is not usable on such input")]
+    NotANumber {
+        /// Its name.
+        name: String,
+    },
 }

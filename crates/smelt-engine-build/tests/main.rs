@@ -13,4 +13,5 @@ mod hf;
 mod llm;
 mod onnxruntime;
 mod packed;
+mod ranges;
 mod vision;

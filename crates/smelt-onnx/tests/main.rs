@@ -7,6 +7,7 @@ mod faults;
 mod heads;
 mod operators;
 mod opsets;
+mod qdq;
 mod surgery;
 mod wire;
 mod world;

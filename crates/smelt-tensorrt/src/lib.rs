@@ -5,12 +5,14 @@
 //! so that a crash, a hang or an end for want of memory is the child's alone.  Where the vendor's own program is, `trtexec`,
 //! that is asked instead.  Knows nothing of pipelines, stores or what an engine's directory holds.
 
+mod calibration_cache;
 mod event;
 mod library;
 mod loader;
 mod session;
 pub mod trtexec;
 
+pub use calibration_cache::{CALIBRATION_FILE, CacheError, CalibrationCache};
 pub use event::{Log, LogSeverity, MemoryAsked, Refusal, Tensor};
 pub use library::{Libraries, LibraryError, VARIABLE, find, version};
 pub use loader::{COMPILER_CURE, CompileError, Loader, compiler};

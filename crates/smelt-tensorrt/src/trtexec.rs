@@ -76,6 +76,8 @@ pub struct TrtexecRequest<'a> {
     pub shapes: &'a BTreeMap<String, Shapes>,
     /// The types of products.
     pub precision: Precision,
+    /// The scales of its values, where the graph has none of its own.
+    pub calibration: Option<&'a Path>,
     /// Bytes that kernels may use besides tensors.
     pub workspace_bytes: Option<u64>,
     /// How long it looks for kernels, 0 to 5.
@@ -112,6 +114,7 @@ impl TrtexecRequest<'_> {
             path("--timingCacheFile", self.timing)?,
         ];
         all.extend(self.precision.flags().iter().map(|&flag| flag.to_owned()));
+        all.extend(self.calibration.map(|cache| path("--calib", cache)).transpose()?);
         // In MiB without a unit, which 8.6 has no word for and later versions take as MiB too.
         let workspace = |bytes: u64| format!("--memPoolSize=workspace:{}", bytes as f64 / MIB);
         all.extend(self.workspace_bytes.map(workspace));
@@ -248,6 +251,7 @@ mod tests {
             timing: Path::new("/o/timing.cache"),
             shapes,
             precision: Precision::F32,
+            calibration: None,
             workspace_bytes: None,
             level: None,
             aux_streams: None,
@@ -282,6 +286,7 @@ mod tests {
             .map(|words| words.map(str::to_owned));
         let request = TrtexecRequest {
             precision: Precision::Int8,
+            calibration: Some(Path::new("/t/calibration.cache")),
             workspace_bytes: Some(512 << 20),
             level: Some(1),
             aux_streams: Some(0),
@@ -294,6 +299,7 @@ mod tests {
         let expect = [
             "--int8",
             "--fp16",
+            "--calib=/t/calibration.cache",
             "--memPoolSize=workspace:512",
             "--builderOptimizationLevel=1",
             "--maxAuxStreams=0",

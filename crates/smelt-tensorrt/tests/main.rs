@@ -7,6 +7,7 @@
 
 mod allocator;
 mod graphs;
+mod integers;
 mod plans;
 mod real;
 mod rules;

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::world::{Ended, World, ended};
+use crate::world::{Ended, World, data, ended};
 
 const TOOLS: &str = "trt/bin";
 const STAND_IN: &str = include_str!("stand_ins/trtexec.py");
@@ -306,6 +306,7 @@ fn the_stand_in_refuses_what_the_program_refuses() {
         ended(command.args(arguments).current_dir(board.world.path("")))
     };
     let good = ["--onnx=m.onnx", "--saveEngine=p", "--skipInference"];
+    let with_int8 = [&good[..], &["--int8"]].concat();
     let passes = run(&good);
     assert_eq!(passes.code, Some(0), "{}", passes.stdout);
     assert!(passes.stdout.contains("&&&& PASSED TensorRT.trtexec [TensorRT v100300]"));
@@ -327,8 +328,18 @@ fn the_stand_in_refuses_what_the_program_refuses() {
         ("--optShapes=image:1", "Cannot find input tensor with name \"image\""),
         ("--optShapes=images:1xa", "failed to parse minShapes/optShapes/maxShapes"),
         ("--useDLACore=0", "Cannot create DLA engine, 0 not available"),
+        ("--calib=none.cache", "the calibration cache none.cache cannot be read"),
+        ("--calib=old.cache", "does not match calibrator algorithm type"),
+        ("--calib=zero.cache", "the scale of images is 0.0"),
     ] {
-        let ended = run(&[&good[..], &[bad]].concat());
+        for (file, text) in [
+            ("old.cache", "TRT-8601-EntropyCalibration2\nimages: 3c010a14\n"),
+            ("zero.cache", "TRT-100300-EntropyCalibration2\nimages: 00000000\n"),
+        ] {
+            fs::write(board.world.path(file), text).unwrap();
+        }
+        let good = if bad.starts_with("--calib") { &with_int8[..] } else { &good[..] };
+        let ended = run(&[good, &[bad]].concat());
         assert_eq!(ended.code, Some(1), "{bad}: {}", ended.stdout);
         assert!(ended.stdout.contains(words), "{bad}: {}", ended.stdout);
         assert!(ended.stdout.contains("&&&& FAILED TensorRT.trtexec"), "{bad}: {}", ended.stdout);
@@ -343,4 +354,119 @@ fn the_stand_in_refuses_what_the_program_refuses() {
     }
     assert!(run(&["--saveEngine=p"]).stdout.contains("Model missing or format not recognized"));
     assert!(run(&[&good[..], &["--int8", "--fp8"]].concat()).stdout.contains("aren't allowed"));
+}
+
+/// A tower that was run over a picture, and built with what was seen of it.
+const CALIBRATED: &str = r#"
+precision = "int8"
+calibration = "seen"
+[stage.seen]
+kind = "calibrate"
+onnx = "graph"
+images = "path:pictures"
+"#;
+
+fn photographed(pipeline: &str) -> Board {
+    let board = Board::new(pipeline);
+    fs::create_dir(board.world.path("pictures")).unwrap();
+    for (name, picture) in [("a.png", "picture.png"), ("b.png", "shapes-1.png")] {
+        fs::copy(data(picture), board.world.path("pictures").join(name)).unwrap();
+    }
+    board
+}
+
+#[test]
+fn a_graph_is_built_of_integers_by_what_pictures_showed_of_it() {
+    if !is_alone() {
+        return;
+    }
+    let pipeline = PIPELINE.replace("f16", "f32") + SIZES + CALIBRATED;
+    let board = photographed(&pipeline);
+    let sealed = ["checkpoint", "graph", "seen", "engine"].map(|stage| format!("{stage} sealed"));
+    assert_eq!(board.run(), sealed);
+    let cache = fs::read_to_string(board.out("seen").join("calibration.cache")).unwrap();
+    assert!(cache.starts_with("TRT-100300-EntropyCalibration2\n"), "{cache}");
+    assert!(cache.lines().any(|line| line.starts_with("pixel_values: ")), "{cache}");
+    let ranges = fs::read_to_string(board.out("seen").join("ranges.json")).unwrap();
+    let ranges: Value = serde_json::from_str(&ranges).unwrap();
+    assert_eq!((&ranges["runs"], &ranges["method"]), (&2.into(), &"entropy".into()));
+    let log = board.log();
+    assert!(log.contains("--int8 --fp16 --calib=") && log.contains("Generated calibration scales"));
+    let calibrated = board.engine()["calibrated"].as_u64();
+    assert_eq!(calibrated, Some(cache.lines().count() as u64 - 1), "{}", board.engine());
+    assert_eq!(board.run(), ["checkpoint hit", "graph hit", "seen hit", "engine hit"]);
+    // What another version reads begins with its number.
+    fs::rename(
+        board.world.path("trt/lib/libnvinfer.so.10.3.0"),
+        board.world.path("trt/lib/libnvinfer.so.10.7.0"),
+    )
+    .unwrap();
+    board.mode("version=100700");
+    assert_eq!(board.run()[3], "engine sealed");
+    assert!(board.log().contains("Generated calibration scales"), "{}", board.log());
+    // Another picture makes other ranges.
+    fs::remove_file(board.world.path("pictures/b.png")).unwrap();
+    assert_eq!(board.run()[2..], ["seen sealed", "engine sealed"]);
+}
+
+#[test]
+fn a_calibration_that_does_not_fit_is_refused_in_one_line() {
+    if !is_alone() {
+        return;
+    }
+    let refused = |pipeline: &str, code: i32, words: &str| {
+        let ended = photographed(pipeline).smelt(&["run", "p.toml"]);
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
+    };
+    let whole = PIPELINE.replace("f16", "f32") + SIZES + CALIBRATED;
+    refused(
+        &whole.replace("precision = \"int8\"\n", ""),
+        1,
+        "is of backend = \"tensorrt\" with precision = \"int8\"",
+    );
+    let native =
+        whole.replace("backend = \"tensorrt\"\ntarget = \"sm87\"\n", "").replace(SIZES, "");
+    refused(&native, 1, "stage engine: \"calibration\" is of backend = \"tensorrt\"");
+    refused(&whole.replace("images = \"path:pictures\"\n", ""), 3, "\"onnx\" needs \"images\"");
+    refused(&whole.replace("path:pictures", "path:trt"), 1, "it holds no PNG or JPEG picture");
+    // Of another graph, by a program of the user's.
+    let foreign = whole.replace(
+        "kind = \"calibrate\"\nonnx = \"graph\"\nimages = \"path:pictures\"",
+        "kind = \"command\"\nargv = [\"sh\", \"-c\", \"printf 'TRT-8601-EntropyCalibration2\\nother: 3c010a14\\n' > calibration.cache\"]\noutputs = [\"calibration.cache\"]",
+    );
+    refused(&foreign, 1, "has scales for no value of");
+    refused(&foreign.replace("Entropy", "MinMax"), 4, "reads what is of EntropyCalibration2");
+}
+
+/// The scales in the graph itself: what any builder reads, TensorRT 11 alone.
+#[test]
+fn a_graph_that_holds_its_scales_needs_no_calibration() {
+    if !is_alone() {
+        return;
+    }
+    let quantised = "[stage.quantised]\nkind = \"graph-surgery\"\nonnx = \"graph\"\nrule = \"insert-qdq\"\ncalibration = \"seen\"\n";
+    let pipeline =
+        PIPELINE.replace("f16", "f32").replace("onnx = \"graph\"", "onnx = \"quantised\"")
+            + SIZES
+            + &CALIBRATED.replace("calibration = \"seen\"\n", "")
+            + quantised;
+    let board = photographed(&pipeline);
+    let sealed = ["checkpoint", "graph", "seen", "quantised", "engine"];
+    assert_eq!(board.run(), sealed.map(|stage| format!("{stage} sealed")));
+    assert!(!board.log().contains("Calibrator is not being used"), "{}", board.log());
+    let both = photographed(
+        &pipeline.replace("precision = \"int8\"", "precision = \"int8\"\ncalibration = \"seen\""),
+    );
+    let ended = both.smelt(&["run", "p.toml"]);
+    assert!(ended.stderr.contains("whose scales count alone"), "{}", ended.stderr);
+    let without = photographed(
+        &pipeline.replace("rule = \"insert-qdq\"\ncalibration = \"seen\"", "rule = \"insert-qdq\""),
+    );
+    let ended = without.smelt(&["run", "p.toml"]);
+    assert!(
+        ended.stderr.contains("needs \"calibration\"") && ended.code == Some(1),
+        "{}",
+        ended.stderr
+    );
 }

@@ -17,7 +17,7 @@ use super::{Options, grids, unfit};
 use crate::BuildError;
 
 /// The graph's file in its directory.
-const MODEL_FILE: &str = "model.onnx";
+pub(super) const MODEL_FILE: &str = "model.onnx";
 /// How the inputs that hold a decoder's cache begin.
 const CACHE_INPUT: &str = "past_key_values.";
 /// Open dimensions behind an input's first are this large when the engine is tried: a short text.
@@ -46,7 +46,17 @@ pub fn build(
     if onnx_dir.join(GRIDS_FILE).exists() {
         return grids::build(onnx_dir, &options, out_dir, progress);
     }
-    let unsealed = tried(onnx_dir, &options, out_dir, &mut AnyPlan, progress)?;
+    build_one((onnx_dir, MODEL_FILE), &options, out_dir, progress)
+}
+
+/// As [`build`], of the graph in a file of any name, beside which its weights lie.
+pub(super) fn build_one(
+    model: (&Path, &str),
+    options: &Options,
+    out_dir: &Path,
+    progress: &mut dyn FnMut(&str),
+) -> Result<(), BuildError> {
+    let unsealed = tried(model, options, out_dir, &mut AnyPlan, progress)?;
     unsealed.seal().map_err(|source| BuildError::Write { dir: out_dir.to_owned(), source })?;
     GraphEngine::open(out_dir)?;
     Ok(())
@@ -74,15 +84,15 @@ impl PlanCheck for AnyPlan {
     }
 }
 
-/// Packs the graph `model.onnx` in `onnx_dir` and runs it once; the engine still lacks its `engine.json`.
+/// Packs the graph of a file in `onnx_dir` and runs it once; the engine still lacks its `engine.json`.
 pub(super) fn tried(
-    onnx_dir: &Path,
+    (onnx_dir, file): (&Path, &str),
     options: &Options,
     out_dir: &Path,
     check: &mut dyn PlanCheck,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Unsealed<GraphFile>, BuildError> {
-    let source = Source::read(onnx_dir, MODEL_FILE)?.planned(options, check);
+    let source = Source::read(onnx_dir, file)?.planned(options, check);
     let Source { graph, constants, inputs, path } = source;
     let given = graph.inputs.clone();
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };

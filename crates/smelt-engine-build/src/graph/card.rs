@@ -44,7 +44,13 @@ pub fn pack_for_card(
     let unsealed = if onnx_dir.join(GRIDS_FILE).exists() {
         Either::Grids(Box::new(grids::tried(onnx_dir, &options, out_dir, &mut heads, progress)?))
     } else {
-        Either::One(Box::new(build::tried(onnx_dir, &options, out_dir, &mut heads, progress)?))
+        Either::One(Box::new(build::tried(
+            (onnx_dir, build::MODEL_FILE),
+            &options,
+            out_dir,
+            &mut heads,
+            progress,
+        )?))
     };
     Ok(PackedForCard { dir: out_dir.to_owned(), unsealed, head: heads.most })
 }

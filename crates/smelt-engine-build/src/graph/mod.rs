@@ -6,7 +6,9 @@ mod build;
 mod card;
 mod convert;
 mod grids;
+mod histogram;
 mod pack;
+mod ranges;
 mod size;
 
 use std::path::Path;
@@ -18,6 +20,8 @@ pub use build::build;
 pub(crate) use build::{tried_inputs, try_sizes};
 pub use card::{PackedForCard, pack_for_card};
 pub(crate) use convert::input_file;
+pub use histogram::Method;
+pub use ranges::{Observer, RANGES_FILE, Ranges, RangesError, ValueRange};
 pub use size::tower_bytes;
 
 /// How a graph's products are computed.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use smelt_onnx::{Dim, Model, ValueInfo};
 use smelt_tensorrt::trtexec::{Dla, Precision, TrtexecReport, TrtexecRequest, run};
+use smelt_tensorrt::{CALIBRATION_FILE, CalibrationCache};
 
 use super::{
     EngineFile, PlanFile, PlanSettings, Port, Source, TensorRtError, inputs, shaped, write_error,
@@ -43,8 +44,12 @@ pub struct Tools<'a> {
     pub program: &'a Path,
     /// A folder that it may write to.
     pub scratch: &'a Path,
+    /// Its version, where that is known.
+    pub version: Option<&'a str>,
     /// What was measured by an engine before.
     pub timing: Option<PathBuf>,
+    /// The scales of a graph that has none of its own.
+    pub calibration: Option<CalibrationCache>,
     /// Why its version does not take an argument, if so.
     pub refuses: &'a dyn Fn(&str) -> Option<String>,
 }
@@ -64,9 +69,12 @@ pub fn build(
 ) -> Result<Vec<PathBuf>, TensorRtError> {
     let sources = shaped(onnx_dir, settings)?;
     for source in &sources {
-        check(&source.model, options)?;
+        check(&source.model, options, tools.calibration.as_ref())?;
         warnings(source, options).iter().for_each(|warning| progress(warning));
     }
+    let calibration = tools.calibration.as_ref();
+    let calibration =
+        calibration.map(|cache| calibrated(cache, &sources, tools, progress)).transpose()?;
     let timing = out_dir.join(TIMING_FILE);
     if let Some(before) = &tools.timing {
         // A file of its own: what is sealed may be read alone, and so may a copy of it.
@@ -76,7 +84,10 @@ pub fn build(
     let (mut plans, mut last) = (Vec::new(), TrtexecReport::default());
     for source in &sources {
         let path = out_dir.join(&source.plan);
-        let request = request(source, settings, options, [&path, &timing]);
+        let request = TrtexecRequest {
+            calibration: calibration.as_deref(),
+            ..request(source, settings, options, [&path, &timing])
+        };
         let report = run_one(&request, tools, progress)?;
         let bytes = fs::metadata(&path).map(|meta| meta.len()).ok();
         if let Some(fault) = report.fault(bytes, settings.target.0, options.dla.is_some()) {
@@ -86,7 +97,8 @@ pub fn build(
         last = report;
     }
     let files = plans.iter().map(|plan| out_dir.join(&plan.file)).collect();
-    let made = Made::new(&last, settings, options, timing.exists());
+    let measured = (timing.exists(), tools.calibration.as_ref());
+    let made = Made::new(&last, settings, options, measured);
     EngineFile::new(KIND, settings, made, plans).write(out_dir)?;
     Ok(files)
 }
@@ -103,6 +115,7 @@ fn request<'a>(
         timing,
         shapes: &source.shapes,
         precision: options.precision,
+        calibration: None,
         workspace_bytes: settings.workspace_bytes,
         level: settings.level,
         aux_streams: options.aux_streams,
@@ -130,13 +143,52 @@ fn run_one(
     ended.map_err(|source| TensorRtError::Start { program: tools.program.to_owned(), source })
 }
 
+/// The scales in a file for the version that is here; says how many of them the graphs know.
+fn calibrated(
+    cache: &CalibrationCache,
+    sources: &[Source],
+    tools: &Tools<'_>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<PathBuf, TensorRtError> {
+    for source in sources {
+        let graph = &source.model.graph;
+        let given = graph.nodes.iter().flat_map(|node| &node.outputs);
+        let values = given.chain(graph.inputs.iter().map(|input| &input.name));
+        let known = values.filter(|name| cache.has(name)).count();
+        if known == 0 {
+            let why = format!(
+                "\"calibration\" has scales for no value of {}: calibrate this graph",
+                source.path.display()
+            );
+            return Err(TensorRtError::Unfit(why));
+        }
+        progress(&format!("{known} values have scales, of {} that were calibrated", cache.len()));
+    }
+    let path = tools.scratch.join(CALIBRATION_FILE);
+    fs::write(&path, cache.text(tools.version)).map_err(write_error(tools.scratch))?;
+    Ok(path)
+}
+
 /// What would be built and be worth nothing.
-fn check(model: &Model, options: &Options) -> Result<(), TensorRtError> {
+fn check(
+    model: &Model,
+    options: &Options,
+    calibration: Option<&CalibrationCache>,
+) -> Result<(), TensorRtError> {
     let is_scaled = |op: &str| ["QuantizeLinear", "DequantizeLinear"].contains(&op);
     let has_scales = model.graph.nodes.iter().any(|node| is_scaled(&node.op));
-    if options.precision == Precision::Int8 && !has_scales {
-        let why = "\"precision\" is int8, and the graph has no QuantizeLinear: trtexec would make up scales, and the engine would \
-                   answer nonsense; quantise the graph, or build it as f16";
+    let why = match (options.precision, has_scales, calibration) {
+        (Precision::Int8, false, None) => Some(
+            "\"precision\" is int8, and the graph has no QuantizeLinear: trtexec would make up scales, and the engine would \
+             answer nonsense; name a \"calibration\", quantise the graph (rule insert-qdq), or build it as f16",
+        ),
+        (Precision::Int8, true, Some(_)) => Some(
+            "the graph has QuantizeLinear, whose scales count alone (TensorRT asks no calibrator then): leave out \"calibration\"",
+        ),
+        (Precision::Int8, ..) | (_, _, None) => None,
+        (_, _, Some(_)) => Some("\"calibration\" is of precision = \"int8\""),
+    };
+    if let Some(why) = why {
         return Err(TensorRtError::Unfit(why.to_owned()));
     }
     let count = |field: &str, given: usize, has: usize| {
@@ -236,6 +288,9 @@ struct Made {
     gpu_fallback: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timing: Option<&'static str>,
+    /// How many values had scales of a calibration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calibrated: Option<usize>,
 }
 
 impl Made {
@@ -243,7 +298,7 @@ impl Made {
         report: &TrtexecReport,
         settings: &PlanSettings,
         options: &Options,
-        has_timing: bool,
+        (has_timing, calibration): (bool, Option<&CalibrationCache>),
     ) -> Self {
         // From 11 on every network has the types of its graph.
         let is_typed = report.major().is_some_and(|major| major >= 11);
@@ -266,6 +321,7 @@ impl Made {
             dla: options.dla.map(|dla| dla.core),
             gpu_fallback: options.dla.map(|dla| dla.gpu_fallback),
             timing: has_timing.then_some(TIMING_FILE),
+            calibrated: calibration.map(CalibrationCache::len),
         }
     }
 }

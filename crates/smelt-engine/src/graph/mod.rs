@@ -13,6 +13,7 @@ mod compile;
 mod constant;
 mod file;
 mod grids;
+mod observe;
 mod op;
 mod ops;
 pub mod plan;

@@ -21,6 +21,8 @@ pub(crate) struct Program {
     pub(crate) known: Vec<Option<Value>>,
     pub(crate) inputs: Vec<usize>,
     pub(crate) outputs: Vec<usize>,
+    /// What the graph calls the value of each place.
+    pub(crate) names: Vec<String>,
 }
 
 /// One operator with the places it reads and writes.
@@ -74,7 +76,9 @@ impl Program {
         let mut known = vec![None; inputs.len()];
         known.extend(constants.values().cloned().map(Some));
         known.resize(places.0.len(), None);
-        let mut program = Self { steps, known, inputs, outputs };
+        let mut names = vec![String::new(); places.0.len()];
+        places.0.iter().for_each(|(name, &place)| (*name).clone_into(&mut names[place]));
+        let mut program = Self { steps, known, inputs, outputs, names };
         program.fold(machine)?;
         Ok(program)
     }

@@ -98,6 +98,15 @@ impl<'m> Weight<'m> {
         Ok(Self { tensor, chain, axis })
     }
 
+    /// It as a matrix: of the kernels of a convolution each is a row.
+    pub(super) fn matrix(&self) -> Initializer {
+        let mut tensor = self.tensor.clone();
+        if let [rows, rest @ ..] = &self.tensor.dims[..] {
+            tensor.dims = vec![*rows, rest.iter().product()];
+        }
+        tensor
+    }
+
     pub(super) fn vocab(&self) -> usize {
         self.tensor.dims[self.axis]
     }

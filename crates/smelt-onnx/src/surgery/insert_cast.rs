@@ -67,7 +67,7 @@ pub fn insert_cast(
     Ok((!patch.remove_nodes.is_empty()).then_some(patch))
 }
 
-fn is_called(node: &Node, name: &str) -> bool {
+pub(super) fn is_called(node: &Node, name: &str) -> bool {
     node.name == name || node.outputs.first().is_some_and(|o| o == name) || node.op == name
 }
 

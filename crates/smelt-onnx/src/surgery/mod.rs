@@ -10,15 +10,18 @@ mod extract;
 mod fold;
 mod head;
 mod insert_cast;
+mod insert_qdq;
 mod new_file;
 mod output;
 mod patch;
 mod quantise;
 mod quantize_head;
+mod rounding;
 mod set_batch;
 mod split_head;
 mod to_opset;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use dedupe::dedupe;
@@ -26,6 +29,7 @@ pub use externalize::{WEIGHT_KEY, externalize, weights};
 pub use extract::extract;
 pub use fold::{FOLD_BYTES_MAX, FOLD_ELEMENTS_MAX, fold_constants};
 pub use insert_cast::insert_cast;
+pub use insert_qdq::insert_qdq;
 pub use output::{DEAD_BYTES_MAX, OutputError};
 pub use patch::{ColumnCut, Making, Patch, PatchError};
 pub use quantise::Quantisation;
@@ -39,7 +43,7 @@ use crate::model::Model;
 use crate::{CheckError, ElementType, ReadError, check};
 
 /// What to do to a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Rule {
     /// Cut the vocabulary product into parts.
     SplitHead {
@@ -83,6 +87,13 @@ pub enum Rule {
         /// The type.
         to: ElementType,
     },
+    /// Multiply integers of 8 bits: QuantizeLinear and DequantizeLinear before the products of stored weights.
+    InsertQdq {
+        /// The magnitude that 8 bits shall say of values, by their names.
+        thresholds: BTreeMap<String, f32>,
+        /// Name, first output or operator of nodes that stay as they are.
+        except: Vec<String>,
+    },
     /// Make weights inputs of the graph.
     Externalize {
         /// Their names; all weights outside the model file when empty.
@@ -116,6 +127,7 @@ impl Rule {
             Rule::FoldConstants => fold_constants(model),
             Rule::Extract { inputs, outputs } => extract(model, inputs, outputs),
             Rule::InsertCast { nodes, to } => insert_cast(model, nodes, *to),
+            Rule::InsertQdq { thresholds, except } => insert_qdq(model, thresholds, except),
             Rule::Externalize { names } => externalize(model, names),
         }
     }

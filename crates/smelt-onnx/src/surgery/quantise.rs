@@ -82,13 +82,13 @@ impl Quantisation {
         if self.is_4_bit() { (-8.0, 7.0) } else { (-127.0, 127.0) }
     }
 
-    /// The scale for a largest magnitude, as it will be read back.
+    /// The scale for a largest magnitude, as it will be read back; more than nothing, since TensorRT takes no other.
     fn scale(&self, largest: f32) -> f32 {
         let scale = largest / self.limits().1;
         match self.scale.dtype {
-            ElementType::F16 => f16::from_f32(scale).to_f32(),
-            ElementType::Bf16 => bf16::from_f32(scale).to_f32(),
-            _ => scale,
+            ElementType::F16 => f16::from_f32(scale).max(f16::MIN_POSITIVE).to_f32(),
+            ElementType::Bf16 => bf16::from_f32(scale).max(bf16::MIN_POSITIVE).to_f32(),
+            _ => scale.max(f32::MIN_POSITIVE),
         }
     }
 
@@ -238,9 +238,9 @@ fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |most: f32, value| most.max(value.abs()))
 }
 
-/// The code nearest to `value`; a block of zeros has scale 0 and codes 0.
+/// The code nearest to `value`.
 fn code(value: f32, scale: f32, low: f32, high: f32) -> i8 {
-    if scale == 0.0 { 0 } else { (value / scale).round_ties_even().clamp(low, high) as i8 }
+    (value / scale).round_ties_even().clamp(low, high) as i8
 }
 
 fn widen(dtype: ElementType, bytes: &[u8], values: &mut Vec<f32>) {

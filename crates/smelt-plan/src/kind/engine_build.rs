@@ -8,7 +8,7 @@ use super::definition::{
     Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, Values, field,
 };
 use super::words::{made_with, param, words};
-use super::{BACKEND, ENGINE, GRAPH, IMPLIED_TARGET, TACTICS, TARGET};
+use super::{BACKEND, CALIBRATION, ENGINE, GRAPH, IMPLIED_TARGET, TACTICS, TARGET};
 
 words! {
     /// Who executes a graph.
@@ -224,6 +224,7 @@ const FIELDS: &[Field] = &[
     field(DLA, Takes::Count(0, DLA_CORE_MAX), Absent::Nothing),
     field(GPU_FALLBACK, Takes::Flag, Absent::Nothing),
     field(TIMING, ENGINE, Absent::Nothing),
+    field("calibration", CALIBRATION, Absent::Nothing),
 ];
 
 /// Version 5: small constants stay in ONNX Runtime's graphs; windows that overlap lie row by row.

@@ -4,11 +4,11 @@
 
 use serde::Deserialize;
 
-use super::GRAPH;
 use super::definition::{
     Absent, Definition, Field, MemoryUse, Takes, TensorsHandled, Values, field,
 };
 use super::words::{FloatType, param, words};
+use super::{CALIBRATION, GRAPH};
 
 words! {
     /// A rule of surgery.
@@ -27,6 +27,8 @@ words! {
         Extract = "extract",
         /// Computes nodes in another float type.
         InsertCast = "insert-cast",
+        /// Has products of stored weights multiply integers of 8 bits.
+        InsertQdq = "insert-qdq",
         /// Makes weights inputs of the graph.
         Externalize = "externalize",
         /// Says the same in another operator set.
@@ -74,6 +76,9 @@ pub struct GraphSurgery {
     pub nodes: Option<String>,
     /// That type.
     pub to: Option<FloatType>,
+    /// Nodes that stay as they are, by name or operator.
+    #[serde(default)]
+    pub except: Vec<String>,
     /// Weights that become inputs.
     #[serde(default)]
     pub names: Vec<String>,
@@ -98,15 +103,18 @@ const FIELDS: &[Field] = &[
     field("outputs", Takes::Texts, Absent::Nothing),
     field("nodes", Takes::Text, Absent::Nothing),
     field("to", Takes::Choice(FloatType::WORDS), Absent::Nothing),
+    field("except", Takes::Texts, Absent::Nothing),
+    field("calibration", CALIBRATION, Absent::Nothing),
     field("names", Takes::Texts, Absent::Nothing),
     field("opset", Takes::Count(17, 21), Absent::Nothing),
 ];
 
+/// Version 2: what is zero in a rounded weight has a scale that is more than nothing.
 pub(super) const KIND: Definition = Definition {
     memory: |_| MemoryUse::Streams,
     tensors: |_| TensorsHandled::All,
     conflict,
-    ..Definition::new("graph-surgery", 1, FIELDS)
+    ..Definition::new("graph-surgery", 2, FIELDS)
 };
 
 /// The fields of one rule.
@@ -132,6 +140,7 @@ fn fields_of(rule: SurgeryRule) -> RuleFields {
         SurgeryRule::Dedupe | SurgeryRule::FoldConstants => rule_fields(&[], &[]),
         SurgeryRule::Extract => rule_fields(&[&["outputs"]], &["inputs"]),
         SurgeryRule::InsertCast => rule_fields(&[&["nodes"], &["to"]], &[]),
+        SurgeryRule::InsertQdq => rule_fields(&[], &["except"]),
         SurgeryRule::Externalize => rule_fields(&[], &["names"]),
         SurgeryRule::ToOpset => rule_fields(&[&["opset"]], &[]),
     }

@@ -31,7 +31,7 @@ pub use image_processor::{Detail, Grid, ImageOptions, ImagePlan, ImageProcessor,
 pub use media_item::{ClipError, FPS, FRAMES_MAX, MediaItem};
 pub use patches::{ClipPixels, Patching, RATIO_MAX, Size, TooLong};
 pub use preprocessor_config::{PROCESSOR_FILE, PreprocessorConfig, Read};
-pub(crate) use resample::resize;
+pub use resample::resize;
 pub use route::{By, Router};
 pub use scale::Scale;
 pub use split::Splitting;

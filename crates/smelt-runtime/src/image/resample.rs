@@ -39,8 +39,8 @@ impl Filter {
 /// Bytes of a pixel.
 const CHANNELS: usize = 3;
 
-/// `picture` as `width` by `height` RGB pixels, by the bicubic filter.
-pub(crate) fn resize(picture: &Image, width: usize, height: usize) -> Vec<u8> {
+/// `picture` as `width` by `height` RGB pixels, by the bicubic filter, whatever its own sides are to each other.
+pub fn resize(picture: &Image, width: usize, height: usize) -> Vec<u8> {
     resize_by(Filter::Bicubic, picture, width, height)
 }
 

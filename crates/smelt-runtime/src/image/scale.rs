@@ -22,6 +22,8 @@ impl Scale {
     pub const CLIP: Self = Self::of(Normalization::CLIP);
     /// From -1 to 1, as Qwen3-VL has it.
     pub const HALVES: Self = Self::of(Normalization::HALVES);
+    /// From 0 to 1, as detectors read pictures.
+    pub const UNIT: Self = Self { mean: [0.0; 3], std: [1.0; 3] };
 
     const fn of(Normalization { mean, std }: Normalization) -> Self {
         Self { mean, std }

@@ -6,6 +6,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use smelt_engine_build::graph::Ranges;
 use smelt_onnx::surgery::{Consume, Parts, Report, Rule, apply};
 use smelt_onnx::target::{Finding, Severity, findings};
 use smelt_onnx::{ElementType, Inspection, Large, MODEL_FILE, Model, Port, check, inspect};
@@ -15,7 +16,10 @@ use crate::atomic_dir::{AtomicDir, go_through};
 use crate::console::{answer, tell};
 use crate::exit::{Exit, Failed};
 use crate::flags::{FloatType, Judge, OnnxCommand, Output};
+use crate::stage::calibrate::graph::{AskedOfGraph, watch};
+use crate::stage::calibrate::pictures;
 use crate::table::bytes;
+use crate::telling::Telling;
 
 pub(crate) fn run(command: &OnnxCommand) -> Result<Exit, Failed> {
     match command {
@@ -54,6 +58,16 @@ pub(crate) fn run(command: &OnnxCommand) -> Result<Exit, Failed> {
             let rule = Rule::InsertCast { nodes: nodes.clone(), to: element_type(*to) };
             operate(model, &rule, output)?;
         }
+        OnnxCommand::Calibrate { model, images, method, pixels, side, out } => {
+            let pictures = pictures(images)?;
+            let (method, pixels, side) = (Some(*method), Some(*pixels), *side);
+            calibrate(&AskedOfGraph { model, pictures, method, pixels, side }, out)?;
+        }
+        OnnxCommand::InsertQdq { model, calibration, except, output } => {
+            let thresholds = Ranges::read(calibration).map_err(Failed::model)?.thresholds();
+            let rule = Rule::InsertQdq { thresholds, except: except.clone() };
+            operate(model, &rule, output)?;
+        }
         OnnxCommand::Externalize { model, names, output } => {
             operate(model, &Rule::Externalize { names: names.clone() }, output)?;
         }
@@ -74,6 +88,17 @@ fn operate(model: &Path, rule: &Rule, output: &Output) -> Result<(), Failed> {
         report
     };
     tell(summary(&report, &output.out));
+    Ok(())
+}
+
+fn calibrate(asked: &AskedOfGraph<'_>, out: &Path) -> Result<(), Failed> {
+    let fresh = AtomicDir::begin(out)?;
+    // Its weights lie beside what is made: there is room for both, or for neither.
+    let mut telling = Telling::new();
+    watch(asked, fresh.path(), fresh.path(), &mut |line| telling.hear(line))?;
+    drop(telling);
+    fresh.finish()?;
+    tell(format_args!("wrote {}", out.display()));
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use smelt_onnx::surgery::HeadScheme;
 use smelt_onnx::target::Target;
+use smelt_plan::kind::calibrate::{PixelScale, RangeMethod};
 
 use super::FloatType;
 
@@ -129,6 +130,39 @@ pub(crate) enum OnnxCommand {
         #[command(flatten)]
         output: Output,
     },
+    /// Run it over pictures, and write between which numbers its values lie: for insert-qdq, and a calibration.cache for trtexec
+    Calibrate {
+        /// The model
+        model: PathBuf,
+        /// A picture, or a folder of them
+        #[arg(long, value_name = "PATH")]
+        images: PathBuf,
+        /// How ranges are chosen: entropy (as TensorRT does), max, or percentile (99.99)
+        #[arg(long, default_value = "entropy", value_parser = method)]
+        method: RangeMethod,
+        /// What it reads for the bytes of a picture: unit (0 to 1), halves (-1 to 1), imagenet or clip
+        #[arg(long, default_value = "unit", value_parser = pixels)]
+        pixels: PixelScale,
+        /// Pixels on the sides of a picture that it leaves open
+        #[arg(long, value_name = "PIXELS")]
+        side: Option<usize>,
+        /// The directory to make
+        #[arg(long, value_name = "DIR")]
+        out: PathBuf,
+    },
+    /// Have the products of stored weights multiply integers of 8 bits, by ranges that were seen
+    InsertQdq {
+        /// The model
+        model: PathBuf,
+        /// What calibrate made of it
+        #[arg(long, value_name = "DIR")]
+        calibration: PathBuf,
+        /// A node's name or an operator that stays as it is (may be given several times)
+        #[arg(long, value_name = "NAME")]
+        except: Vec<String>,
+        #[command(flatten)]
+        output: Output,
+    },
     /// Make weights inputs of the graph
     Externalize {
         /// The model
@@ -170,6 +204,16 @@ fn target(word: &str) -> Result<Judge, String> {
     let found = Target::ALL.into_iter().find(|(name, _)| *name == word);
     let words = || Target::ALL.map(|(name, _)| name).join(", ") + " or " + Judge::TENSORRT_RTX;
     found.map(|(word, target)| Judge::Rules(word, target)).ok_or_else(words)
+}
+
+fn method(word: &str) -> Result<RangeMethod, String> {
+    let found = RangeMethod::ALL.iter().copied().find(|method| method.word() == word);
+    found.ok_or_else(|| RangeMethod::WORDS.join(" or "))
+}
+
+fn pixels(word: &str) -> Result<PixelScale, String> {
+    let found = PixelScale::ALL.iter().copied().find(|pixels| pixels.word() == word);
+    found.ok_or_else(|| PixelScale::WORDS.join(" or "))
 }
 
 fn head_scheme(word: &str) -> Result<HeadScheme, String> {

@@ -1,10 +1,12 @@
 //! `calibrate`: prompts and pictures through the f32 reference, and what its layers were fed.
 //!
 //! Texts become turns of a chat where the tokenizer has one's marks, pictures one tile each with a
-//! question below; the library does the rest.  The command and the stage share this.
+//! question below; the library does the rest.  The command and the stage share this.  Of a graph, see `graph`.
 
+pub(crate) mod graph;
 mod set;
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -14,9 +16,11 @@ use smelt_deploy::text_files::TextFiles;
 use smelt_engine::vision as engines;
 use smelt_model::calibrate::{Options, calibrate};
 use smelt_model::checkpoint::Checkpoint;
+use smelt_model::export::GRIDS_FILE;
 use smelt_model::model::Tile;
 use smelt_model::price::calibrating;
 use smelt_model::reference::{self, PromptEmbeds};
+use smelt_onnx::MODEL_FILE;
 use smelt_plan::kind::calibrate::Calibrate;
 use smelt_plan::plan::Stage;
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
@@ -25,8 +29,8 @@ use smelt_runtime::image::{Image, Mosaic, Scale, tiles};
 use smelt_runtime::prompt::ImageTokens;
 use smelt_runtime::tokenizer::{TOKENIZER_FILE, Tokenizer};
 
+use self::graph::AskedOfGraph;
 use super::Worker;
-
 use super::request::{Request, say};
 use crate::checkpoints::Checkpoints;
 use crate::exit::Failed;
@@ -102,8 +106,12 @@ fn products(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<f64> {
 }
 
 fn run(request: &Request) -> Result<(), Failed> {
+    let params: Calibrate = request.typed()?;
+    if let Some(model) = request.optional_input("onnx") {
+        return of_graph(request, &params, model);
+    }
     let checkpoint = request.checkpoint("checkpoint")?;
-    let Calibrate { mut texts, tokens } = request.typed()?;
+    let Calibrate { mut texts, tokens, .. } = params;
     let given = request.optional_input("prompts");
     let questions = given.filter(|path| path.is_dir()).map(|path| path.join(PROMPTS_FILE));
     if let Some(file) = given.filter(|path| !path.is_dir()) {
@@ -118,6 +126,19 @@ fn run(request: &Request) -> Result<(), Failed> {
         rows: tokens,
     };
     watch(&checkpoint, &asked, &request.out, &mut say)
+}
+
+fn of_graph(request: &Request, params: &Calibrate, model: &Path) -> Result<(), Failed> {
+    if !model.join(MODEL_FILE).exists() && model.join(GRIDS_FILE).exists() {
+        return Err(Failed::model(format!(
+            "{} holds graphs for several grids and no {MODEL_FILE}; one is calibrated: export one grid for it",
+            model.display()
+        )));
+    }
+    let &Calibrate { method, pixels, side, .. } = params;
+    let pictures = pictures(request.input("images")?)?;
+    let asked = AskedOfGraph { model, pictures, method, pixels, side };
+    graph::watch(&asked, &env::temp_dir(), &request.out, &mut say)
 }
 
 /// The prompts of a file, one a line; empty lines are none.
@@ -137,7 +158,7 @@ fn lines(text: &str) -> Vec<String> {
 }
 
 /// A picture, or all PNG and JPEG pictures of a directory by name.
-fn pictures(path: &Path) -> Result<Vec<PathBuf>, Failed> {
+pub(crate) fn pictures(path: &Path) -> Result<Vec<PathBuf>, Failed> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }

@@ -21,6 +21,11 @@ pub(super) const WORKER: Worker = Worker {
 
 fn run(request: &Request) -> Result<(), Failed> {
     let params: EngineBuild = request.typed()?;
+    if let Some(why) =
+        tensorrt::no_calibration(&params, request.optional_input("calibration").is_some())
+    {
+        return Err(Failed::new(Exit::BadPipeline, why));
+    }
     if let Some(target) = params.target.capability() {
         return tensorrt::run(request, &params, target);
     }

@@ -6,17 +6,40 @@
 use std::fs;
 use std::path::Path;
 
+use smelt_engine_build::graph::Ranges;
 use smelt_model::export::GRIDS_FILE;
 use smelt_onnx::surgery::{Consume, HeadScheme, Parts, Rule, apply_heard};
 use smelt_onnx::{ElementType, MODEL_FILE};
+use smelt_plan::kind;
 use smelt_plan::kind::graph_surgery::{GraphSurgery, HeadPrecision, SurgeryRule};
 use smelt_plan::kind::words::FloatType;
+use smelt_plan::plan::Stage;
 
 use super::Worker;
 use super::request::{Request, say};
+use crate::checkpoints::Checkpoints;
 use crate::exit::{Exit, Failed};
 
-pub(super) const WORKER: Worker = Worker::new(run);
+pub(super) const WORKER: Worker = Worker { refusal: Some(refusal), ..Worker::new(run) };
+
+/// Why a rule has no use for what the stage names, or lacks it.
+fn refusal(_: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
+    let rule: SurgeryRule = kind::param(&stage.params, "rule")?;
+    let is_calibrated = stage.inputs.iter().any(|input| input.field == CALIBRATION);
+    match (rule, is_calibrated) {
+        (SurgeryRule::InsertQdq, false) => Some(
+            "rule \"insert-qdq\" needs \"calibration\": a stage of kind \"calibrate\" with \"onnx\""
+                .to_owned(),
+        ),
+        (SurgeryRule::InsertQdq, true) | (_, false) => None,
+        (_, true) => {
+            let word = rule.word();
+            Some(format!("rule \"{word}\" has no \"calibration\"; that is of \"insert-qdq\""))
+        }
+    }
+}
+
+const CALIBRATION: &str = "calibration";
 
 fn run(request: &Request) -> Result<(), Failed> {
     let from = request.input("onnx")?;
@@ -28,7 +51,8 @@ fn run(request: &Request) -> Result<(), Failed> {
     }
     // A rule makes a directory of its own, whole or not at all; its files move up from there.
     let made = request.out.join("made");
-    let report = apply_heard(from, &rule(request.typed()?)?, &made, Consume::No, &mut say);
+    let rule = rule(request.typed()?, request.optional_input(CALIBRATION))?;
+    let report = apply_heard(from, &rule, &made, Consume::No, &mut say);
     let report = report.map_err(Failed::model)?;
     say(report.summary.as_deref().unwrap_or("there is nothing to do"));
     let cannot = |error| {
@@ -39,7 +63,7 @@ fn run(request: &Request) -> Result<(), Failed> {
     companions(from, &request.out).map_err(cannot)
 }
 
-fn rule(params: GraphSurgery) -> Result<Rule, Failed> {
+fn rule(params: GraphSurgery, calibration: Option<&Path>) -> Result<Rule, Failed> {
     let output = params.head;
     Ok(match params.rule {
         SurgeryRule::SplitHead => {
@@ -60,9 +84,16 @@ fn rule(params: GraphSurgery) -> Result<Rule, Failed> {
             nodes: given("nodes", params.nodes)?,
             to: element_type(given("to", params.to)?),
         },
+        SurgeryRule::InsertQdq => insert_qdq(calibration, params.except)?,
         SurgeryRule::Externalize => Rule::Externalize { names: params.names },
         SurgeryRule::ToOpset => Rule::ToOpset { version: given("opset", params.opset)? },
     })
+}
+
+/// Reads what a `calibrate` stage saw of the graph.
+fn insert_qdq(calibration: Option<&Path>, except: Vec<String>) -> Result<Rule, Failed> {
+    let ranges = Ranges::read(given(CALIBRATION, calibration)?).map_err(Failed::model)?;
+    Ok(Rule::InsertQdq { thresholds: ranges.thresholds(), except })
 }
 
 /// A param without which the rule does nothing; the plan has seen to it.

@@ -1,6 +1,8 @@
 //! `engine-build` by TensorRT: finds what it needs, builds, and looks at every plan.
 
 use std::env;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use nix::sys::signal::{Signal, raise};
@@ -12,7 +14,9 @@ use smelt_plan::kind::engine_build::{EngineBuild, GraphBackend, GraphPrecision, 
 use smelt_plan::plan::Stage;
 use smelt_plan::validity::{FileFormat, Validity};
 use smelt_tensorrt::trtexec::{Dla, Fault, Precision};
-use smelt_tensorrt::{CompileError, SessionError, find, version};
+use smelt_tensorrt::{
+    CALIBRATION_FILE, CalibrationCache, CompileError, SessionError, find, version,
+};
 use smelt_watch::Machine;
 
 use super::request::{Request, say};
@@ -20,6 +24,9 @@ use crate::checkpoints::Checkpoints;
 use crate::exit::{Exit, Failed};
 use crate::tools::parts::{Parts, VendorTool};
 use crate::{device, tools};
+
+/// A line of some hundred bytes for each value of the largest graph.
+const CALIBRATION_BYTES_MAX: u64 = 64 << 20;
 
 /// Builds an engine; `target` is the GPU's compute capability.
 pub(super) fn run(request: &Request, params: &EngineBuild, target: u32) -> Result<(), Failed> {
@@ -75,16 +82,37 @@ fn by_program(
         );
         return Err(Failed::new(Exit::BadPipeline, why));
     }
+    let calibration = request.optional_input("calibration").map(calibration).transpose()?;
     let (options, scratch) = (options(params), env::temp_dir());
     let settings =
         PlanSettings { workspace_bytes: settings.workspace_bytes.or_else(workspace), ..settings };
     let refuses = |argument: &str| refused(argument, version.as_deref());
-    let tools = trtexec::Tools { program: &program, scratch: &scratch, timing, refuses: &refuses };
+    let tools = trtexec::Tools {
+        program: &program,
+        scratch: &scratch,
+        version: version.as_deref(),
+        timing,
+        calibration,
+        refuses: &refuses,
+    };
     trtexec::build(request.input("onnx")?, &settings, &options, &tools, &request.out, &mut say)
         .map_err(|error| {
             end_alike(&error);
             failed(error)
         })
+}
+
+/// Reads the scales of a graph: what a `calibrate` stage made, or TensorRT by another's hand.
+fn calibration(dir: &Path) -> Result<CalibrationCache, Failed> {
+    let path = dir.join(CALIBRATION_FILE);
+    let cannot = |why: String| Failed::model(format!("{}: {why}", path.display()));
+    let mut text = String::new();
+    let file = File::open(&path).map_err(|error| cannot(error.to_string()))?;
+    let read = file.take(CALIBRATION_BYTES_MAX + 1).read_to_string(&mut text);
+    if read.map_err(|error| cannot(error.to_string()))? as u64 > CALIBRATION_BYTES_MAX {
+        return Err(cannot(format!("it has more than {CALIBRATION_BYTES_MAX} bytes")));
+    }
+    CalibrationCache::parse(&text).map_err(|error| cannot(error.to_string()))
 }
 
 /// Ends as the program was ended from outside, by SIGKILL or SIGTERM: whether that was for want of memory, the supervisor
@@ -139,9 +167,22 @@ fn precision(word: GraphPrecision) -> Precision {
     }
 }
 
+/// Why a calibration that is named is of no use.
+pub(super) fn no_calibration(params: &EngineBuild, is_given: bool) -> Option<&'static str> {
+    let is_read =
+        (params.backend, params.precision) == (GraphBackend::TensorRt, GraphPrecision::Int8);
+    (is_given && !is_read).then_some(
+        "\"calibration\" is of backend = \"tensorrt\" with precision = \"int8\"; other back ends take scales from the graph (rule insert-qdq)",
+    )
+}
+
 /// Why the version that is here does not build this, by what the file says.
 pub(super) fn refusal(_: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
     let params: EngineBuild = kind::typed(&stage.params).ok()?;
+    let is_calibrated = stage.inputs.iter().any(|input| input.field == "calibration");
+    if let Some(why) = no_calibration(&params, is_calibrated) {
+        return Some(why.to_owned());
+    }
     let is_by_program = params.backend == GraphBackend::TensorRt;
     let program = is_by_program.then(tools::builder).flatten()?;
     let version = version_of(&program);

@@ -10,6 +10,7 @@ Beside it may lie a file `mode` with words: what goes wrong, and what the machin
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -213,7 +214,8 @@ def read_model(path):
         if name not in inits:
             inputs[name] = dims
     operators = [bytes(of(node, 4)[0]).decode() for node in of(graph, 1)]
-    return inputs, operators
+    values = list(inputs) + [bytes(name).decode() for node in of(graph, 1) for name in of(node, 2)]
+    return inputs, operators, values
 
 
 def profile(given, inputs):
@@ -263,9 +265,42 @@ def accelerator(given, operators):
         log("I", f"[TRT] [GpuLayer] {operator.upper()}: {operator}")
 
 
+def calibrate(given, operators, values):
+    """common/sampleEngines.cpp, setupNetworkAndConfig and RndInt8Calibrator; the cache is as sampleINT8's README has it."""
+    scaled = {"QuantizeLinear", "DequantizeLinear"} & set(operators)
+    if "--int8" not in given or scaled:
+        return
+    cache = given.get("--calib")
+    if cache is None:
+        # setTensorDynamicRange: the same made-up range for every tensor, so that the speed at least is true.
+        log("W", "[TRT] Calibrator is not being used. Users must provide dynamic range for all tensors that are not Int32 or Bool.")
+        return
+    try:
+        head, *lines = open(cache).read().splitlines()
+    except OSError:
+        # Stricter than the program: it calibrates with random numbers where there is no such file, and says nothing.
+        fail(f"the calibration cache {cache} cannot be read")
+    log("I", "[TRT] Reading Calibration Cache for calibrator: EntropyCalibration2")
+    if head != f"TRT-{VERSION}-EntropyCalibration2":
+        # Stricter as well: it goes on with random numbers.
+        fail("[TRT] Calibration table does not match calibrator algorithm type.")
+    scales = {}
+    for line in lines:
+        name, _, bits = line.rpartition(": ")
+        scales[name] = struct.unpack(">f", bytes.fromhex(bits))[0]
+        if not (name and 0 < scales[name] < float("inf")):
+            fail(f"[TRT] the scale of {name} is {scales[name]}")
+    log("I", "[TRT] Generated calibration scales using calibration cache. Make sure that calibration cache has latest scales.")
+    for name in values:
+        if name not in scales:
+            log("W", f"[TRT] Missing scale and zero-point for tensor {name}, expect fall back to non-int8 implementation for any "
+                     "layer consuming or producing given tensor")
+
+
 def build(given):
-    inputs, operators = read(given["--onnx"])
+    inputs, operators, values = read(given["--onnx"])
     profile(given, inputs)
+    calibrate(given, operators, values)
     accelerator(given, operators)
     warm = False
     cache = given.get("--timingCacheFile")
