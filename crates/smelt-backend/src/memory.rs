@@ -30,6 +30,9 @@ pub struct MemoryReport {
     /// Bytes that this program's engines hold there, beside keys and values, and that no page of its own is: those of a
     /// device's own memory, and of the host's those that the device was given.
     pub own_bytes: u64,
+    /// Bytes of the host's memory that this program's engines hold page-locked: the kernel shows them as shared pages, which are
+    /// no anonymous ones.
+    pub locked_bytes: u64,
 }
 
 impl MemoryReport {
@@ -40,6 +43,7 @@ impl MemoryReport {
         free_bytes: None,
         largest_bytes: None,
         own_bytes: 0,
+        locked_bytes: 0,
     };
 
     /// Bytes that can be had, as far as is said: what is free, but no more than the largest piece.
@@ -88,6 +92,7 @@ mod tests {
             free_bytes,
             largest_bytes,
             own_bytes: 0,
+            locked_bytes: 0,
         };
         assert_eq!(report(Some(7), None).room_bytes(), Some(7));
         assert_eq!(report(Some(7), Some(3)).room_bytes(), Some(3));

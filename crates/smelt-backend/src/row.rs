@@ -271,6 +271,7 @@ mod tests {
             free_bytes: Some(4 << 30),
             largest_bytes: None,
             own_bytes: 0,
+            locked_bytes: 0,
         }
     }
 

@@ -375,6 +375,7 @@ impl Decoder for SimulatedDecoder {
                 free_bytes: Some(total.saturating_sub(held)),
                 largest_bytes: None,
                 own_bytes: 0,
+                locked_bytes: 0,
             },
         }
     }

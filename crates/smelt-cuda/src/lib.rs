@@ -28,5 +28,6 @@ pub use driver::{
     Priority, Stream, cards, held_bytes, open,
 };
 pub use launch::{Arg, Function, Launch, LaunchArgs};
+pub use owned::locked_bytes;
 pub use stopwatch::Stopwatch;
 pub use target::{CudaTarget, Toolkit};

@@ -4,11 +4,20 @@
 //! done about any of them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::driver::{
     CapturedGraph, Driver, DriverError, EventId, GraphExec, HostBytes, Module, Priority, Stream,
 };
 use crate::{DeviceAddress, Launch};
+
+/// Bytes of page-locked memory that this program holds.
+static LOCKED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of the host's memory that this program holds page-locked; no library is asked.
+pub fn locked_bytes() -> u64 {
+    LOCKED_BYTES.load(Ordering::Relaxed)
+}
 
 /// Memory of the device.
 #[derive(Debug)]
@@ -60,6 +69,7 @@ impl HostBuffer {
     /// As [`Driver::allocate_host`].
     pub fn new(driver: &Arc<dyn Driver>, bytes: u64) -> Result<Self, DriverError> {
         let address = driver.allocate_host(bytes)?;
+        LOCKED_BYTES.fetch_add(bytes, Ordering::Relaxed);
         Ok(Self { driver: Arc::clone(driver), address, bytes })
     }
 
@@ -93,6 +103,7 @@ impl HostBuffer {
 impl Drop for HostBuffer {
     fn drop(&mut self) {
         let _ = self.driver.free_host(self.address);
+        LOCKED_BYTES.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 

@@ -248,9 +248,11 @@ fn a_service_is_sized_by_the_memory_of_its_decoder() {
     assert_eq!(device.plan().tokens, 36 * block_tokens, "a tenth is left to others");
     assert!(device.is_on_device());
     assert_eq!(device.may_take_bytes(), 0, "runs of this machine need not make room for it");
-    // What the process holds of the machine's memory is more than that, and none of the device's.
-    let capped = start(MemoryPlace::Device, 40, Some(20 * block_bytes)).unwrap();
-    assert_eq!(capped.plan().tokens, 20 * block_tokens);
+    // What the process holds of the machine's memory is more than that, whatever the device has.
+    let capped = start(MemoryPlace::Device, 40, Some(20 * block_bytes)).unwrap_err();
+    assert!(matches!(capped, StartError::OverCap(_)), "{capped}");
+    let capped = start(MemoryPlace::Device, 40, Some(1 << 30)).unwrap();
+    assert_eq!(capped.plan().tokens, 36 * block_tokens);
     let unified = start(MemoryPlace::Unified, 40, None).unwrap();
     assert_eq!((unified.plan().tokens, unified.is_on_device()), (36 * block_tokens, false));
     assert_eq!(unified.may_take_bytes(), 36 * block_bytes);

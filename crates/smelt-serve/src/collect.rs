@@ -11,7 +11,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 use smelt_runtime::embed;
-use smelt_runtime::service::{Histogram, Stats};
+use smelt_runtime::service::{DeviceCounts, Histogram, Stats};
 use smelt_watch::{Machine, Sample};
 
 use crate::models::{Health, Models, Moves, Running};
@@ -28,7 +28,7 @@ pub(crate) struct OfMemory;
 /// A number of a service: its name, what it is, and how it is found.
 type Number<S> = (&'static str, &'static str, fn(&S) -> u64);
 
-const COUNTERS: [Number<Stats>; 15] = [
+const COUNTERS: [Number<Stats>; 14] = [
     ("engine_requests", "Requests that the engine took", |stats| stats.requests),
     ("engine_refused", "Requests refused since too many were there", |stats| stats.refused),
     ("answers_stopped", "Answers that the model or a stop ended", |stats| stats.endings.stop),
@@ -41,24 +41,29 @@ const COUNTERS: [Number<Stats>; 15] = [
     ("engine_cached_tokens", "Those that a slot held already", |stats| stats.cached_tokens),
     ("engine_said_tokens", "Tokens of answers", |stats| stats.said_tokens),
     ("preemptions", "Times an answer gave its slot back", |stats| stats.preemptions),
-    ("device_losses", "Times a device of a model was lost", |stats| stats.device_losses),
     ("pictures_seen", "Pictures the vision engine looked at", |stats| stats.pictures_seen),
     ("pictures_cached", "Pictures known from before", |stats| stats.pictures_cached),
 ];
 
-const GAUGES: [Number<Stats>; 11] = [
+const GAUGES: [Number<Stats>; 10] = [
     ("answers_looking", "Requests whose pictures are looked at", |stats| stats.looking as u64),
     ("answers_waiting", "Answers that wait for a slot", |stats| stats.waiting as u64),
     ("answers_reading", "Answers whose prompt is read", |stats| stats.reading as u64),
     ("answers_saying", "Answers under way", |stats| stats.saying as u64),
     ("slots_kept", "Slots kept for what they hold", |stats| stats.kept_slots as u64),
-    ("devices_lost", "Devices that answer no more", |stats| stats.devices_lost as u64),
     ("kv_blocks_held", "Blocks of keys and values in use", |stats| stats.kv.blocks_held as u64),
     ("kv_blocks", "Blocks of keys and values there may be", |stats| stats.kv.blocks_total as u64),
     ("kv_block_bytes", "Bytes of a block", |stats| stats.kv.block_bytes as u64),
     ("kv_block_tokens", "Tokens of a block", |stats| stats.kv.block_tokens as u64),
     ("picture_cache_bytes", "Bytes of embeddings kept", |stats| stats.picture_cache_bytes as u64),
 ];
+
+/// What is counted of the devices of models that smelt answers for itself.
+const DEVICE_COUNTERS: [Number<DeviceCounts>; 1] =
+    [("device_losses", "Times a device of a model was lost", |devices| devices.losses)];
+
+const DEVICE_GAUGES: [Number<DeviceCounts>; 1] =
+    [("devices_lost", "Devices that answer no more", |devices| devices.lost as u64)];
 
 /// What is counted of models that give embeddings, or score pairs.
 const EMBED_COUNTERS: [Number<embed::Stats>; 6] = [
@@ -117,7 +122,12 @@ impl Collector for OfModels {
         let help = "1 when there is an answer to be had";
         encoder.encode_descriptor("ready", help, None, MetricType::Gauge)?.encode_gauge(&ready)?;
         let (mut speaking, mut embedding, mut relaying) = (Vec::new(), Vec::new(), Vec::new());
+        let mut devices = Vec::new();
         for model in &models {
+            if !matches!(model.running, Running::Relays(_)) {
+                let counts = DeviceCounts::of(&model.running.replicas());
+                devices.push((&model.name[..], counts));
+            }
             match &model.running {
                 Running::Speaks(service) => speaking.push((&model.name[..], service.stats())),
                 Running::Embeds(service) => embedding.push((&model.name[..], service.stats())),
@@ -127,6 +137,8 @@ impl Collector for OfModels {
         }
         numbers(&mut encoder, &COUNTERS, MetricType::Counter, &speaking)?;
         numbers(&mut encoder, &GAUGES, MetricType::Gauge, &speaking)?;
+        numbers(&mut encoder, &DEVICE_COUNTERS, MetricType::Counter, &devices)?;
+        numbers(&mut encoder, &DEVICE_GAUGES, MetricType::Gauge, &devices)?;
         numbers(&mut encoder, &EMBED_COUNTERS, MetricType::Counter, &embedding)?;
         numbers(&mut encoder, &EMBED_GAUGES, MetricType::Gauge, &embedding)?;
         numbers(&mut encoder, &UPSTREAM_COUNTERS, MetricType::Counter, &relaying)?;

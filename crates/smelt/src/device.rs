@@ -124,6 +124,7 @@ fn of_card() -> MemoryReport {
         free_bytes: info.map(|info| info.free_bytes),
         largest_bytes: None,
         own_bytes: smelt_cuda::held_bytes(card.ordinal),
+        locked_bytes: smelt_cuda::locked_bytes(),
     }
 }
 

@@ -39,6 +39,7 @@ use smelt_backend::{
 
 use crate::CardFacts;
 use crate::driver::{Driver, DriverError};
+use crate::owned::locked_bytes;
 use check::Checker;
 pub use described::DescribedDecoder;
 use fault::run_error;
@@ -263,6 +264,7 @@ impl Decoder for CudaDecoder {
             free_bytes: Some(free),
             largest_bytes: None,
             own_bytes: self.machine.held_bytes().saturating_sub(self.pool.mapped_bytes()),
+            locked_bytes: locked_bytes(),
         }
     }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::{EmbedError, SentenceEncoder};
 use crate::handle::{Gate, Handle, Threads, retry_after};
-use crate::service::{Failure, Histogram, SECONDS};
+use crate::service::{Failure, Histogram, ReplicaState, ReplicaStatus, SECONDS};
 
 /// What reads a text at a time: an encoder that embeds texts, or scores pairs.
 pub trait Reader: fmt::Debug + Send + Sync + 'static {
@@ -122,6 +122,8 @@ struct Shared<E: Reader> {
     line: Mutex<Line<E>>,
     /// Something was put into the line, or it has ended.
     changed: Condvar,
+    /// How the device of each encoder stands.
+    devices: Mutex<Vec<ReplicaState>>,
 }
 
 /// Requests in the order of their turns.
@@ -133,13 +135,16 @@ struct Line<E: Reader> {
     readers: usize,
 }
 
-/// A thread that reads; one that panics is counted no more.
-struct Reading<'a, E: Reader>(&'a Shared<E>);
+/// A thread that reads, and its place; one that panics is counted no more.
+struct Reading<'a, E: Reader>(&'a Shared<E>, usize);
 
 impl<E: Reader> Drop for Reading<'_, E> {
     fn drop(&mut self) {
+        let Self(shared, at) = *self;
         if std::thread::panicking() {
-            locked(&self.0.line).readers -= 1;
+            let mut line = locked(&shared.line);
+            line.readers -= 1;
+            shared.lost(at, "its thread failed", false);
         }
     }
 }
@@ -207,15 +212,20 @@ impl EmbedService {
 
 impl<E: Reader> EmbedService<E> {
     /// Runs the shortest and the longest text once by each encoder, so that the first request finds weights and buffers in
-    /// place, and starts a thread for each; `others` are the same encoder on other devices.  `queue_max` requests may wait
-    /// beside the one whose turn it is.
+    /// place, and starts a thread for each; `others` are the same encoder on other devices.  Each comes with what its device is
+    /// called, or no word where that is the processors.  `queue_max` requests may wait beside the one whose turn it is.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn start(encoder: E, others: Vec<E>, queue_max: usize) -> Result<Self, StartError> {
-        let encoder = Arc::new(encoder);
-        let all: Vec<Arc<E>> =
-            [Arc::clone(&encoder)].into_iter().chain(others.into_iter().map(Arc::new)).collect();
+    pub fn start(
+        first: (String, E),
+        others: Vec<(String, E)>,
+        queue_max: usize,
+    ) -> Result<Self, StartError> {
+        let seats = [first].into_iter().chain(others);
+        let (names, all): (Vec<String>, Vec<Arc<E>>) =
+            seats.map(|(name, encoder)| (name, Arc::new(encoder))).unzip();
+        let encoder = Arc::clone(&all[0]);
         let mut least = None;
         for encoder in all.iter().rev() {
             encoder.read(&E::blank(encoder.tokens_max()))?;
@@ -225,13 +235,15 @@ impl<E: Reader> EmbedService<E> {
         let line = Line { jobs: VecDeque::new(), has_ended: false, readers: all.len() };
         let (stats, gate) = (Mutex::new(Stats::new()), Gate::default());
         let changed = Condvar::new();
-        let shared = Arc::new(Shared { stats, gate, line: Mutex::new(line), changed });
+        let state = |name| ReplicaState { name, ..ReplicaState::default() };
+        let devices = Mutex::new(names.into_iter().map(state).collect());
+        let shared = Arc::new(Shared { stats, gate, line: Mutex::new(line), changed, devices });
         let mut service = EmbedThreads { encoder, least, queue_max, shared, threads: Vec::new() };
-        for encoder in all {
+        for (at, encoder) in all.into_iter().enumerate() {
             let shared = Arc::clone(&service.shared);
             let thread = std::thread::Builder::new().name("embed".to_owned());
             // Those that were started end with what holds them.
-            service.threads.push(thread.spawn(move || shared.read_all(&*encoder))?);
+            service.threads.push(thread.spawn(move || shared.read_all(at, &*encoder))?);
         }
         Ok(Self(Arc::new(service)))
     }
@@ -244,6 +256,11 @@ impl<E: Reader> EmbedService<E> {
     /// What was done so far, and what is being done.
     pub fn stats(&self) -> Stats {
         locked(&self.0.shared.stats).clone()
+    }
+
+    /// How the device of each encoder stands.
+    pub fn replicas(&self) -> Vec<ReplicaState> {
+        locked(&self.0.shared.devices).clone()
     }
 
     /// Takes the tokens of texts, each at most as long as the deployment says.  Never waits; `reply` is
@@ -308,21 +325,42 @@ struct Turn<E: Reader> {
 
 impl<E: Reader> Shared<E> {
     /// Reads until nobody can ask any more, or it is lost and others read.
-    fn read_all(&self, encoder: &E) {
-        let _reading = Reading(self);
+    fn read_all(&self, at: usize, encoder: &E) {
+        let _reading = Reading(self, at);
         while let Some(turn) = self.next() {
+            self.device(at, |state| state.owes = 1);
             let begun = Instant::now();
             match encoder.read(&turn.text) {
-                Ok(answer) => self.read(&turn, answer, begun.elapsed()),
+                Ok(answer) => {
+                    self.device(at, |state| {
+                        (state.status, state.owes) = (ReplicaStatus::Ready, 0);
+                    });
+                    self.read(&turn, answer, begun.elapsed());
+                }
                 Err(error) => {
                     // One that reads the shortest text is well: the text was at fault, or the moment.
                     let is_lost = encoder.read(&E::blank(1)).is_err();
-                    if !self.failed(turn, &error, is_lost) {
+                    self.device(at, |state| state.owes = 0);
+                    if !self.failed((at, turn), &error, is_lost) {
                         return;
                     }
                 }
             }
         }
+    }
+
+    /// Takes note of how a device stands.
+    fn device(&self, at: usize, change: impl FnOnce(&mut ReplicaState)) {
+        change(&mut locked(&self.devices)[at]);
+    }
+
+    /// A device is lost; whether others read what it failed on.  One that was lost before is no other loss.
+    fn lost(&self, at: usize, why: &str, went_on: bool) {
+        self.device(at, |state| {
+            state.losses += u64::from(state.status == ReplicaStatus::Ready);
+            (state.status, state.why) = (ReplicaStatus::Lost, Some(why.to_owned()));
+            state.went_on = went_on;
+        });
     }
 
     /// The text whose turn is next; waits for one.  Nothing when nobody can ask any more.
@@ -382,10 +420,14 @@ impl<E: Reader> Shared<E> {
 
     /// Has others read a text on which an encoder has failed that is lost; each time costs one of them, so the last failure is the
     /// request's.  So is that of an encoder which is well.  Returns whether the one that failed goes on.
-    fn failed(&self, turn: Turn<E>, error: &EmbedError, is_lost: bool) -> bool {
+    fn failed(&self, (at, turn): (usize, Turn<E>), error: &EmbedError, is_lost: bool) -> bool {
         let Turn { job, number, text } = turn;
         let mut line = locked(&self.line);
-        if is_lost && line.readers > 1 {
+        let goes_on = is_lost && line.readers > 1;
+        if is_lost {
+            self.lost(at, &error.to_string(), goes_on);
+        }
+        if goes_on {
             line.readers -= 1;
             locked(&job.state).texts.push_front((number, text));
             line.jobs.push_front(job);
@@ -434,6 +476,8 @@ mod tests {
         name: u32,
         is_lost: bool,
         has_begun: AtomicBool,
+        /// It is lost no longer.
+        comes_back: Arc<AtomicBool>,
         gate: Arc<Mutex<()>>,
     }
 
@@ -459,7 +503,8 @@ mod tests {
                 self.has_begun.store(true, Ordering::Relaxed);
             }
             let failed = |why: &str| Err(EmbedError::Run(GraphError::Graph(why.to_owned())));
-            let is_lost = self.is_lost && self.has_begun.load(Ordering::Relaxed);
+            let is_back = self.comes_back.load(Ordering::Relaxed);
+            let is_lost = self.is_lost && self.has_begun.load(Ordering::Relaxed) && !is_back;
             match text {
                 _ if is_lost => failed("the card is lost"),
                 13 => failed("no memory at the moment"),
@@ -479,11 +524,22 @@ mod tests {
         encoders: Vec<Echo>,
         requests: &[(u32, &[u32])],
     ) -> (EmbedService<Echo>, Told, Vec<RequestGuard>) {
+        held(encoders, requests, |_| ())
+    }
+
+    /// The same, where no text is read before something else was done.
+    fn held(
+        encoders: Vec<Echo>,
+        requests: &[(u32, &[u32])],
+        before: impl FnOnce(&EmbedService<Echo>),
+    ) -> (EmbedService<Echo>, Told, Vec<RequestGuard>) {
         let gate = Arc::clone(&encoders[0].gate);
         let closed = locked(&gate);
         let mut encoders = encoders.into_iter();
         let first = encoders.next().unwrap();
-        let service = EmbedService::start(first, encoders.collect(), 10).unwrap();
+        let seat = |echo: Echo| (format!("cuda:{}", echo.name), echo);
+        let others = encoders.map(seat).collect();
+        let service = EmbedService::start(seat(first), others, 10).unwrap();
         let (sender, told) = mpsc::channel();
         let submit = |(name, texts): &(u32, &[u32])| {
             let (sender, name) = (sender.clone(), *name);
@@ -491,6 +547,7 @@ mod tests {
             service.submit(texts.to_vec(), reply).unwrap()
         };
         let guards = requests.iter().map(submit).collect();
+        before(&service);
         drop(closed);
         (service, told, guards)
     }
@@ -501,8 +558,8 @@ mod tests {
         let echo = |name: &u32| Echo {
             name: *name,
             is_lost: lost.contains(name),
-            has_begun: AtomicBool::new(false),
             gate: Arc::clone(&gate),
+            ..Echo::default()
         };
         names.iter().map(echo).collect()
     }
@@ -541,6 +598,7 @@ mod tests {
             assert!(answer.unwrap().iter().all(|it| it.0 == 2));
         }
         assert_eq!((service.stats().failed, service.is_alive()), (0, true));
+        assert_eq!(stands(&service)[1], ("cuda:2".to_owned(), ReplicaStatus::Ready, 0, false));
         // The last one that is lost fails what it is asked, and goes on.
         let (service, told, _guards) = ask(encoders(&[1, 2], &[1, 2]), &[(1, &texts), (2, &[5])]);
         for (_, answer) in told.iter().take(2) {
@@ -549,6 +607,49 @@ mod tests {
         let stats = service.stats();
         assert_eq!((stats.failed, stats.waiting, service.live()), (2, 0, 0));
         assert!(service.is_alive());
+    }
+
+    /// What is told of each device: its name, how it stands, how often it was lost, and whether others went on.
+    fn stands(service: &EmbedService<Echo>) -> Vec<(String, ReplicaStatus, u64, bool)> {
+        let told = |state: ReplicaState| (state.name, state.status, state.losses, state.went_on);
+        service.replicas().into_iter().map(told).collect()
+    }
+
+    #[test]
+    fn a_card_that_is_lost_is_told_of() {
+        let texts: Vec<u32> = (20..60).collect();
+        let (service, told, _guards) = ask(encoders(&[0, 1], &[]), &[(1, &texts)]);
+        told.recv().unwrap().1.unwrap();
+        let well = |name: &str| (name.to_owned(), ReplicaStatus::Ready, 0, false);
+        assert_eq!(stands(&service), [well("cuda:0"), well("cuda:1")]);
+        // The gate is closed until both have a text in hand.
+        let both = encoders(&[0, 1], &[1]);
+        let (service, told, _guards) = held(both, &[(1, &texts)], |service| {
+            while service.replicas().iter().any(|state| state.owes == 0) {
+                std::thread::yield_now();
+            }
+        });
+        assert!(told.recv().unwrap().1.is_ok());
+        let lost = ("cuda:1".to_owned(), ReplicaStatus::Lost, 1, true);
+        assert_eq!(stands(&service), [well("cuda:0"), lost]);
+        let state = service.replicas().remove(1);
+        assert!(state.why.is_some_and(|why| why.contains("the card is lost")));
+        assert_eq!(state.owes, 0);
+    }
+
+    #[test]
+    fn the_last_card_is_lost_once_and_may_come_back() {
+        let mut one = encoders(&[0], &[0]).remove(0);
+        let health = Arc::new(AtomicBool::new(false));
+        one.comes_back = Arc::clone(&health);
+        let (service, told, _guards) = ask(vec![one], &[(1, &[5]), (2, &[6])]);
+        assert!(told.iter().take(2).all(|(_, answer)| answer.is_err()));
+        assert_eq!(stands(&service), [("cuda:0".to_owned(), ReplicaStatus::Lost, 1, false)]);
+        health.store(true, Ordering::Relaxed);
+        let (sender, told) = mpsc::channel();
+        let _guard = service.submit(vec![7], Box::new(move |answer| _ = sender.send(answer)));
+        assert!(told.recv().unwrap().is_ok());
+        assert_eq!(stands(&service), [("cuda:0".to_owned(), ReplicaStatus::Ready, 1, false)]);
     }
 
     #[test]
@@ -568,7 +669,8 @@ mod tests {
         let mut encoders = encoders(&[1], &[]);
         let gate = Arc::clone(&encoders[0].gate);
         let closed = locked(&gate);
-        let service = EmbedService::start(encoders.remove(0), Vec::new(), 10).unwrap();
+        let only = (String::new(), encoders.remove(0));
+        let service = EmbedService::start(only, Vec::new(), 10).unwrap();
         let (sender, told) = mpsc::channel();
         let submit = |name: u32, texts: &[u32]| {
             let sender = sender.clone();

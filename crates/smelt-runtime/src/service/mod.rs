@@ -28,7 +28,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use smelt_backend::position_ids::PositionId;
-use smelt_backend::{Decoder, MemoryPlace};
+use smelt_backend::{Decoder, MemoryPlace, MemoryReport};
 use smelt_watch::{Machine, Sample};
 
 use crate::deployment::{Deployment, Text};
@@ -45,10 +45,10 @@ use event_stream::EventSender;
 pub use event_stream::{Event, EventReceiver, Failure, TokenInfo};
 use images::Images;
 pub use marks::{Marks, Times};
+pub use replicas::{DeviceCounts, Reopen, ReplicaState, ReplicaStatus, Seat};
 use replicas::{Owed, Replicas};
-pub use replicas::{Reopen, ReplicaState, ReplicaStatus, Seat};
-pub use sizing::{DoesNotFit, KvMemory, KvPlan, preparing};
-use sizing::{KvSizes, Memory};
+use sizing::{Beside, KvSizes, Memory};
+pub use sizing::{DoesNotFit, KvMemory, KvPlan, OverCap, preparing};
 pub use stats::{BATCHES, Endings, Histogram, Kv, SECONDS, Stats};
 use watch::Watch;
 
@@ -210,6 +210,9 @@ pub enum StartError {
     /// Keys and values have no room at all.
     #[error(transparent)]
     DoesNotFit(#[from] DoesNotFit),
+    /// What is in no device's memory is more than the process may take.
+    #[error(transparent)]
+    OverCap(#[from] OverCap),
     /// The system gives no thread.
     #[error("cannot start a thread: {0}")]
     Thread(#[from] std::io::Error),
@@ -464,6 +467,7 @@ impl Service {
             warm::decoder(&mut *llm, options.running_max)?;
             ready.push(Ready::new((seat, llm), &options, picture_bytes)?);
         }
+        hold_beside(&ready[0].llm.memory(), &options, picture_bytes)?;
         let shared = Arc::new(Shared {
             stats: Mutex::new(Stats::new()),
             gate: Gate::default(),
@@ -651,6 +655,27 @@ pub fn give_what_is_left(
 ) -> Result<KvPlan, DoesNotFit> {
     // The shortest context of all is a block, and the plan is of two at least.
     give_memory(llm, &Options { memory_max, ..Options::default() }, 0, 2)
+}
+
+/// Holds what one conversation takes of the machine's memory to what this process may take, where the decoder is in a
+/// device's own: see [`give_what_is_left`].
+///
+/// # Errors
+/// [`OverCap`] if it is more.
+pub fn hold_what_is_beside(llm: &dyn Decoder, memory_max: Option<u64>) -> Result<(), OverCap> {
+    hold_beside(&llm.memory(), &Options { memory_max, ..Options::default() }, 0)
+}
+
+/// The same of a service, beside pictures that would take `pictures` bytes under no cap.  Where keys and values are in the
+/// machine's memory they are what gives way, and their plan says so.
+fn hold_beside(report: &MemoryReport, options: &Options, pictures: u64) -> Result<(), OverCap> {
+    if report.place != MemoryPlace::Device {
+        return Ok(());
+    }
+    let own = Sample::of(std::process::id()).unwrap_or_default();
+    let held = own.rss_anon_bytes.saturating_add(own.swap_bytes + report.locked_bytes);
+    let beside = Beside { held, pictures, preparing: options.preparing_bytes };
+    beside.within(options.memory_max)
 }
 
 /// Measures what the engines left, of the machine's memory or of what the decoder says that its own has, and lets keys

@@ -74,8 +74,27 @@ pub struct ReplicaState {
     pub losses: u64,
     /// Why it was lost at last.
     pub why: Option<String>,
-    /// Requests that it owes an answer.
+    /// Requests that it owes an answer; texts, of encoders.
     pub owes: usize,
+    /// Whether others went on with what it was doing when it was lost at last, as those of encoders do.
+    pub went_on: bool,
+}
+
+/// What is counted of the replicas of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceCounts {
+    /// Devices that do not answer.
+    pub lost: usize,
+    /// How often one was lost.
+    pub losses: u64,
+}
+
+impl DeviceCounts {
+    /// Those of replicas that stand so.
+    pub fn of(states: &[ReplicaState]) -> Self {
+        let lost = states.iter().filter(|state| state.status != ReplicaStatus::Ready).count();
+        Self { lost, losses: states.iter().map(|state| state.losses).sum() }
+    }
 }
 
 /// A replica as a request finds it.
@@ -304,10 +323,6 @@ impl Replicas {
             stats.kv.blocks_held += gauge.kv.blocks_held;
             stats.kv.blocks_total += gauge.kv.blocks_total;
         }
-        for Known { state, .. } in self.known().iter() {
-            stats.devices_lost += usize::from(state.status != ReplicaStatus::Ready);
-            stats.device_losses += state.losses;
-        }
     }
 
     /// The device of a replica was lost: what it had read is gone.  Gives its name.
@@ -394,9 +409,8 @@ mod tests {
         let seat = |name: &str| (name.to_owned(), std::sync::mpsc::channel().0);
         let replicas = Replicas::new(vec![seat("a"), seat("b")], 8, 16);
         let counted = || {
-            let mut stats = Stats::new();
-            replicas.sum(&mut stats);
-            (stats.devices_lost, stats.device_losses)
+            let DeviceCounts { lost, losses } = DeviceCounts::of(&replicas.states());
+            (lost, losses)
         };
         assert_eq!(counted(), (0, 0));
         assert_eq!(replicas.lost(1, "it fell off the bus"), "b");

@@ -155,6 +155,65 @@ impl fmt::Display for DoesNotFit {
     }
 }
 
+/// What a process takes of the machine's memory whose decoder has its weights, keys and values in a device's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Beside {
+    /// Bytes that it holds and that the kernel cannot drop, as it can the pages of files that were brought to the device.
+    pub(super) held: u64,
+    /// Bytes that pictures may take.
+    pub(super) pictures: u64,
+    /// Bytes that requests may take while they are read and prepared.
+    pub(super) preparing: u64,
+}
+
+impl Beside {
+    /// Holds it to what the process may take.
+    ///
+    /// # Errors
+    /// [`OverCap`] if it is more.
+    pub(super) fn within(self, cap: Option<u64>) -> Result<(), OverCap> {
+        let Self { held, pictures: of_pictures, preparing: of_preparing } = self;
+        let Some(cap) = cap else { return Ok(()) };
+        let pictures = pictures(of_pictures, Some(cap));
+        let preparing = preparing(of_preparing, Some(cap));
+        if held.saturating_add(pictures + preparing) <= cap {
+            return Ok(());
+        }
+        let suffices = least_cap(held, of_pictures, of_preparing);
+        Err(OverCap { held, pictures, preparing, cap, suffices })
+    }
+}
+
+/// A process takes more of the machine's memory than it may, whatever it takes of a device's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverCap {
+    /// Bytes that it holds.
+    pub held: u64,
+    /// Bytes that pictures may take.
+    pub pictures: u64,
+    /// Bytes that requests may take while they are prepared.
+    pub preparing: u64,
+    /// Bytes that it may take.
+    pub cap: u64,
+    /// Bytes from which on a cap suffices.
+    pub suffices: u64,
+}
+
+impl std::error::Error for OverCap {}
+
+impl fmt::Display for OverCap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { held, pictures, preparing, cap, suffices } = *self;
+        let [held, pictures, preparing, cap] =
+            [held, pictures, preparing, cap].map(|bytes| bytes >> 20);
+        let suffices = suffices.div_ceil(1 << 20);
+        write!(
+            f,
+            "beside the device's memory the process takes more of the machine's than memory = {cap} MiB (it holds {held} MiB, {pictures} MiB are for pictures, {preparing} MiB for requests that are prepared): raise --memory (from {suffices} MiB on it suffices)"
+        )
+    }
+}
+
 /// The part of a cap that pictures may take at most: under a small one they would leave nothing else.
 const PICTURES_PART: u64 = 4;
 
@@ -289,7 +348,8 @@ mod tests {
 
     fn report(place: MemoryPlace, total: u64, free: u64) -> MemoryReport {
         let (total_bytes, free_bytes) = (Some(total * MIB), Some(free * MIB));
-        MemoryReport { place, total_bytes, free_bytes, largest_bytes: None, own_bytes: 0 }
+        let (largest_bytes, own_bytes, locked_bytes) = (None, 0, 0);
+        MemoryReport { place, total_bytes, free_bytes, largest_bytes, own_bytes, locked_bytes }
     }
 
     #[test]
@@ -329,6 +389,34 @@ mod tests {
         assert_eq!(of(MemoryPlace::Unified, 60).unwrap_err().resident, 110 * MIB);
     }
 
+    /// A process that has opened an H200 and page-locked 1 GiB, as `/proc` told it: RssAnon 37,576 KiB before and behind that,
+    /// RssShmem 8,192 and 1,056,768 KiB.
+    const ANONYMOUS: u64 = 37_576 << 10;
+    const LOCKED: u64 = (1_056_768 - 8192) << 10;
+
+    #[test]
+    fn a_cap_holds_of_what_lies_beside_a_device() {
+        let within = |held, pictures, cap| {
+            let (pictures, preparing) = (pictures * MIB, 64 * MIB);
+            Beside { held, pictures, preparing }.within(cap)
+        };
+        assert_eq!(within(ANONYMOUS + LOCKED, 320, None), Ok(()));
+        assert_eq!(within(ANONYMOUS, 0, Some(128 * MIB)), Ok(()));
+        assert_eq!(within(ANONYMOUS + LOCKED, 320, Some(2048 * MIB)), Ok(()));
+        let over = within(ANONYMOUS + LOCKED, 320, Some(1024 * MIB)).unwrap_err();
+        assert_eq!((over.pictures, over.preparing), (256 * MIB, 64 * MIB));
+        assert_eq!(
+            over.to_string(),
+            "beside the device's memory the process takes more of the machine's than memory = 1024 MiB (it holds 1060 MiB, 256 MiB are for pictures, 64 MiB for requests that are prepared): raise --memory (from 1445 MiB on it suffices)"
+        );
+        assert_eq!(within(ANONYMOUS + LOCKED, 320, Some(over.suffices)), Ok(()));
+        assert!(within(ANONYMOUS + LOCKED, 320, Some(over.suffices - 1)).is_err());
+        // Under a small cap pictures and requests take their parts of it.
+        let small = within(ANONYMOUS, 320, Some(32 * MIB)).unwrap_err();
+        assert_eq!((small.pictures, small.preparing), (8 * MIB, 4 * MIB));
+        assert_eq!(within(ANONYMOUS, 320, Some(small.suffices)), Ok(()));
+    }
+
     #[test]
     fn memory_that_both_use_is_what_the_tighter_one_has() {
         let host = memory(KvMemory::Free);
@@ -364,6 +452,7 @@ mod tests {
                 free_bytes: Some(free.min(total)),
                 largest_bytes: random.coin().then_some(largest.min(free.min(total))),
                 own_bytes,
+                locked_bytes: 0,
             };
             let host = Memory { cap, kv, ..host };
             let Ok(plan) = plan(&host.of(&report, kept), &SIZES) else { continue };

@@ -91,10 +91,6 @@ pub struct Stats {
     pub saying: usize,
     /// Slots kept for what they hold.
     pub kept_slots: usize,
-    /// Devices that were lost and do not answer again yet.
-    pub devices_lost: usize,
-    /// How often a device was lost.
-    pub device_losses: u64,
     /// How answers ended.
     pub endings: Endings,
     /// Keys and values.
@@ -138,8 +134,6 @@ impl Stats {
             reading: 0,
             saying: 0,
             kept_slots: 0,
-            devices_lost: 0,
-            device_losses: 0,
             endings: Endings::default(),
             kv: Kv::default(),
             prompt_tokens: 0,

@@ -42,8 +42,12 @@ fn of(state: &ReplicaState, (status, losses): (ReplicaStatus, u64)) -> Vec<News>
     let why = why.as_deref().unwrap_or("nobody knows why");
     let mut news = Vec::new();
     if state.losses > losses {
-        let line = format!("{name} was lost, and the answers that it was giving: {why}");
-        news.push(News::Bad(line));
+        let rest = if state.went_on {
+            "; others do what it was doing"
+        } else {
+            ", and the answers that it was giving"
+        };
+        news.push(News::Bad(format!("{name} was lost{rest}: {why}")));
     }
     if state.status == ReplicaStatus::Lost && status != ReplicaStatus::Lost {
         news.push(News::Worst(format!("{name} is given up: {why}")));
@@ -51,6 +55,8 @@ fn of(state: &ReplicaState, (status, losses): (ReplicaStatus, u64)) -> Vec<News>
     let was_away = state.losses > losses || status == ReplicaStatus::Reopening;
     if state.status == ReplicaStatus::Ready && was_away {
         news.push(News::Good(format!("{name} was opened anew and answers again")));
+    } else if state.status == ReplicaStatus::Ready && status == ReplicaStatus::Lost {
+        news.push(News::Good(format!("{name} answers again")));
     }
     news
 }
@@ -61,7 +67,7 @@ mod tests {
 
     fn state(status: ReplicaStatus, losses: u64) -> (String, ReplicaState) {
         let (name, why) = ("cuda:1".to_owned(), (losses > 0).then(|| "gone".to_owned()));
-        ("m".to_owned(), ReplicaState { name, status, losses, why, owes: 0 })
+        ("m".to_owned(), ReplicaState { name, status, losses, why, ..ReplicaState::default() })
     }
 
     #[test]
@@ -80,5 +86,19 @@ mod tests {
         let given_up = "cuda:1 is given up: gone".to_owned();
         assert_eq!(look(ReplicaStatus::Lost, 3), [News::Bad(lost), News::Worst(given_up)]);
         assert_eq!(look(ReplicaStatus::Lost, 3), []);
+    }
+
+    #[test]
+    fn what_others_go_on_with_is_not_lost() {
+        let (model, mut lost) = state(ReplicaStatus::Lost, 1);
+        lost.went_on = true;
+        let mut devices = Devices::default();
+        let news = devices.look(&[(model.clone(), lost)]);
+        let bad = "cuda:1 was lost; others do what it was doing: gone".to_owned();
+        let given_up = "cuda:1 is given up: gone".to_owned();
+        assert_eq!(news, [News::Bad(bad), News::Worst(given_up)]);
+        let (_, back) = state(ReplicaStatus::Ready, 1);
+        let again = "cuda:1 answers again".to_owned();
+        assert_eq!(devices.look(&[(model, back)]), [News::Good(again)]);
     }
 }

@@ -69,11 +69,13 @@ impl Running {
         }
     }
 
-    /// How each of its replicas stands; none of encoders, which are one.
+    /// How each of its replicas stands; none of what another program answers.
     pub(crate) fn replicas(&self) -> Vec<ReplicaState> {
         match self {
             Self::Speaks(service) => service.replicas(),
-            Self::Embeds(_) | Self::Scores(_) | Self::Relays(_) => Vec::new(),
+            Self::Embeds(service) => service.replicas(),
+            Self::Scores(service) => service.replicas(),
+            Self::Relays(_) => Vec::new(),
         }
     }
 

@@ -43,7 +43,7 @@ fn with_devices(status: &str, models: &Models) -> Value {
         return json!({ "status": status });
     }
     let told = devices.into_iter().map(|(model, state)| {
-        let ReplicaState { name, status: own, losses, why, owes } = state;
+        let ReplicaState { name, status: own, losses, why, owes, .. } = state;
         json!({
             "model": model, "device": name, "status": own.word(), "owes": owes,
             "losses": losses, "why": why,

@@ -19,7 +19,7 @@ use smelt_runtime::image::{Image, MediaItem};
 use smelt_runtime::prepare::{ImageUsage, PrepareError};
 use smelt_runtime::prompt::Turn;
 use smelt_runtime::sampling::Settings;
-use smelt_runtime::service::{DoesNotFit, KvPlan, give_what_is_left};
+use smelt_runtime::service::{DoesNotFit, KvPlan, give_what_is_left, hold_what_is_beside};
 use smelt_runtime::stop;
 use smelt_runtime::template::Context;
 use smelt_serve::films;
@@ -100,6 +100,8 @@ pub(super) fn ask(
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let memory_max = deployment.text.spec.serving.memory_bytes_max;
     let plan = give_what_is_left(&mut *deployment.llm, memory_max).map_err(too_little)?;
+    let held = hold_what_is_beside(&*deployment.llm, memory_max);
+    held.map_err(|why| Failed::new(Exit::DoesNotFit, why))?;
     // What a device takes of its own memory is none of the machine's.
     let is_apart = deployment.llm.memory().place == MemoryPlace::Device;
     let may_take = if is_apart { 0 } else { plan.bytes };

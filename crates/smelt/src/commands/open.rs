@@ -159,7 +159,8 @@ pub(super) fn held_bytes(dir: &Path) -> u64 {
     let engines = heading(dir).map(|heading| heading.engines).unwrap_or_default();
     let held = |report: MemoryReport| match report.place {
         MemoryPlace::Unified => host + report.own_bytes,
-        MemoryPlace::Host | MemoryPlace::Device => report.own_bytes,
+        MemoryPlace::Device => report.own_bytes.max(host + report.locked_bytes),
+        MemoryPlace::Host => report.own_bytes,
     };
     engines.iter().filter_map(|dir| BACKENDS.memory(dir).ok()).map(held).fold(host, u64::max)
 }

@@ -43,30 +43,42 @@ pub(super) fn others(dir: &Path, kv: KvOptions, cards: &[u32]) -> Result<Vec<Sea
     cards.iter().map(open).collect()
 }
 
+/// Where an encoder reads.
+pub(super) struct EncoderSeats {
+    /// What the device is called that the deployment was opened on; no word for processors.
+    pub(super) own: String,
+    /// Its engine on other cards, and what they are called.
+    pub(super) others: Vec<(String, Box<dyn Graph>)>,
+}
+
 /// Opens the engine of the encoder in `dir` on other cards; `engine` is the deployment's.  One for processors has no other.
 pub(super) fn of_encoder(
     dir: &Path,
     engine: &EngineDirs,
     cards: &[u32],
-) -> Result<Vec<Box<dyn Graph>>, Failed> {
-    if cards.is_empty() {
-        return Ok(Vec::new());
-    }
+) -> Result<EncoderSeats, Failed> {
     let engine = engine.chosen(BACKENDS, dir).map_err(DeploymentError::from)?;
     let target = Heading::read(&engine).map_err(DeploymentError::from)?.target;
     if CudaTarget::parse(&target).is_none() {
-        return Ok(Vec::new());
+        return Ok(EncoderSeats { own: String::new(), others: Vec::new() });
     }
     let open = |&ordinal: &u32| {
         let why =
             |error| Failed::new(Exit::DoesNotFit, format!("--device cuda:{ordinal}: {error}"));
-        device::open_graph_on(ordinal, &engine).map_err(why)
+        Ok((name(ordinal), device::open_graph_on(ordinal, &engine).map_err(why)?))
     };
-    cards.iter().map(open).collect()
+    let others = cards.iter().map(open).collect::<Result<_, Failed>>()?;
+    let own = cards::card().map(|card| name(card.ordinal)).unwrap_or_default();
+    Ok(EncoderSeats { own, others })
 }
 
 fn on_card(ordinal: u32, engine: &Path, kv: KvOptions) -> Seat {
     let engine = engine.to_owned();
     let reopen = Box::new(move || device::open_on(ordinal, &engine, kv));
-    Seat { name: format!("cuda:{ordinal}"), reopen: Some(reopen) }
+    Seat { name: name(ordinal), reopen: Some(reopen) }
+}
+
+/// What a card is called.
+fn name(ordinal: u32) -> String {
+    format!("cuda:{ordinal}")
 }

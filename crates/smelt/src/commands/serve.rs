@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smelt_backend::{KvOptions, MAX_SLOTS_MAX};
+use smelt_backend::{Graph, KvOptions, MAX_SLOTS_MAX};
 use smelt_exec::served;
 use smelt_fleet::beat::{Deployed, Role};
 use smelt_fleet::oci::reference;
 use smelt_runtime::accuracy::golden;
 use smelt_runtime::accuracy::question::{self, Question};
 use smelt_runtime::deployment::{Deployment, Serving};
-use smelt_runtime::embed::{self, EmbedService, Reader};
+use smelt_runtime::embed::{self, EmbedService, Reader, SentenceEncoder};
 use smelt_runtime::image::ImageOptions;
+use smelt_runtime::score::CrossEncoder;
 use smelt_runtime::service::{self, KvMemory, KvPlan, Service, StartError};
 use smelt_runtime::template::Template;
 use smelt_runtime::timeline::{Lane, Timeline};
@@ -28,7 +29,7 @@ use smelt_serve::{
 
 use super::consent::Consent;
 use super::open::{self, Does, Heading};
-use super::seats;
+use super::seats::{self, EncoderSeats};
 use super::target;
 use crate::cards;
 use crate::console::{answer, begin_log, tell, warn};
@@ -305,10 +306,14 @@ impl Load {
     fn reading<E: Reader>(
         &self,
         dir: &Path,
-        (encoder, others): (E, Vec<E>),
+        (encoder, seats): (E, EncoderSeats),
+        beside: impl Fn(&E, Box<dyn Graph>) -> E,
         serving: &Serving,
     ) -> Result<EmbedService<E>, Unfit<Failed>> {
-        let service = EmbedService::start(encoder, others, self.limits.queue_max);
+        let EncoderSeats { own, others } = seats;
+        let others = others.into_iter().map(|(name, engine)| (name, beside(&encoder, engine)));
+        let others = others.collect();
+        let service = EmbedService::start((own, encoder), others, self.limits.queue_max);
         let service = service.map_err(encoder_failed)?;
         self.holds_encoder(dir, serving)?;
         Ok(service)
@@ -405,16 +410,16 @@ impl Load {
         if does == Does::Embeds {
             let encoder = open::encoder(dir, loading)?;
             loading.runs(0.0, WARMING_UP);
-            let others = seats::of_encoder(dir, encoder.engine(), &self.others)?.into_iter();
-            let others = others.map(|engine| encoder.beside(engine)).collect();
-            return self.reading(dir, (encoder, others), &serving).map(Running::Embeds);
+            let seats = seats::of_encoder(dir, encoder.engine(), &self.others)?;
+            let reading = self.reading(dir, (encoder, seats), SentenceEncoder::beside, &serving)?;
+            return Ok(Running::Embeds(reading));
         }
         if does == Does::Scores {
             let encoder = open::cross_encoder(dir, loading)?;
             loading.runs(0.0, WARMING_UP);
-            let others = seats::of_encoder(dir, encoder.engine(), &self.others)?.into_iter();
-            let others = others.map(|engine| encoder.beside(engine)).collect();
-            return self.reading(dir, (encoder, others), &serving).map(Running::Scores);
+            let seats = seats::of_encoder(dir, encoder.engine(), &self.others)?;
+            let reading = self.reading(dir, (encoder, seats), CrossEncoder::beside, &serving)?;
+            return Ok(Running::Scores(reading));
         }
         let batch = self.batch.map(usize::from).or(serving.slots).unwrap_or(BATCH_USUAL);
         let kv = KvOptions { max_slots: Some(MAX_SLOTS_MAX), ..self.kv };
@@ -561,6 +566,7 @@ fn encoder_failed(error: embed::StartError) -> Failed {
 fn failed(error: StartError) -> Unfit<Failed> {
     match error {
         StartError::DoesNotFit(why) => Unfit::Shortage(Failed::new(Exit::DoesNotFit, why)),
+        StartError::OverCap(why) => Unfit::Shortage(Failed::new(Exit::DoesNotFit, why)),
         StartError::Warm(why) => Failed::model(format!("the engines do not run: {why}")).into(),
         StartError::Thread(why) => {
             Failed::new(Exit::StageFailed, format!("cannot start a thread: {why}")).into()

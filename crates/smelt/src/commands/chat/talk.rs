@@ -349,6 +349,7 @@ impl Cost {
 fn failed(error: service::StartError) -> Failed {
     match error {
         service::StartError::DoesNotFit(why) => Failed::new(Exit::DoesNotFit, why),
+        service::StartError::OverCap(why) => Failed::new(Exit::DoesNotFit, why),
         error => Failed::model(error),
     }
 }
