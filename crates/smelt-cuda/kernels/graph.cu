@@ -219,30 +219,40 @@ struct WarpProducts {
 };
 
 #if defined(HAS_WGMMA) && HEAD_PAD == 64
-// The same by four warps at once: queries stay in shared memory.
+// Whether four warps multiply at once, by products that are awaited behind what is done meanwhile.
+#define ATTENDS_AHEAD
+
+// c = a * b of 64 columns, with both in shared memory: c is nothing before.
+__device__ __forceinline__ void square_mma_anew(float (&c)[8][4], u64 a, u64 b) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;}"
+                 : REGISTERS_32("=f", c, 0) : "l"(a), "l"(b), "r"(0));
+}
+
+// The same by four warps at once: queries stay in shared memory, and what is put on its way is awaited elsewhere.
 struct GroupProducts {
     u32 at;
-    __device__ __forceinline__ GroupProducts(u32 at) : at(at) {}
-    __device__ __forceinline__ void load() {}
     __device__ __forceinline__ void score(float (&scores)[8][4], u32 keys) const {
         begin_products();
+        square_mma_anew(scores, tiles_at(at, 1024, 128), tiles_at(keys, 1024, 128));
 #pragma unroll
-        for (u32 step = 0; step < D_STEPS; step++)
-            square_mma(scores, tiles_at(at + step * 2048, 1024, 128), tiles_at(keys + step * 2048, 1024, 128), step > 0);
+        for (u32 step = 1; step < D_STEPS; step++)
+            square_mma(scores, tiles_at(at + step * 2048, 1024, 128), tiles_at(keys + step * 2048, 1024, 128), true);
         end_products();
-        await_products<0>();
     }
     __device__ __forceinline__ void add(float (&out)[D_BLOCKS][4], const u32 (&weights)[4][4], u32 values) const {
         begin_products();
 #pragma unroll
         for (u32 step = 0; step < 4; step++) turned_mma(out, weights[step], tiles_at(values + step * 256, 128, 1024));
         end_products();
-        await_products<0>();
     }
 };
-typedef GroupProducts PlainProducts;
-#else
-typedef WarpProducts PlainProducts;
+
+// Sums are read behind their products, wherever the compiler would have it.
+__device__ __forceinline__ void hold(float (&sums)[8][4]) {
+#pragma unroll
+    for (int i = 0; i < 32; i++) asm volatile("" : "+f"(sums[i / 4][i % 4]));
+}
 #endif
 
 // What 16 queries of a warp have of the pages so far: rows g and g + 8.
@@ -252,9 +262,9 @@ struct SoFar {
 #pragma unroll
         for (int i = 0; i < D_BLOCKS * 4; i++) out[i / 4][i % 4] = 0.0f;
     }
-    // Weights of a page whose scores, times `factor`, are exponents of two: what came before is scaled for the largest yet.
-    // Each lane adds up its own columns, which meet at the end.
-    __device__ __forceinline__ void weigh(u32 (&weights)[4][4], const float (&scores)[8][4], float factor) {
+    // Scores of a page, times `factor` exponents of two, become weights; what came before is to be scaled by `before` for the
+    // largest yet.  Each lane adds up its own columns, which meet at the end.
+    __device__ __forceinline__ void weigh(float (&scores)[8][4], float (&before)[2], float factor) {
 #pragma unroll
         for (int high = 0; high < 2; high++) {
             float most = largest[high];
@@ -263,19 +273,21 @@ struct SoFar {
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
             most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
             const float down = __fmul_rn(most == NO_SCORE ? 0.0f : most, -factor);
-            const float before = exp2_fast(__fmaf_rn(largest[high], factor, down));
+            before[high] = exp2_fast(__fmaf_rn(largest[high], factor, down));
             largest[high] = most;
-            sum[high] = __fmul_rn(sum[high], before);
-#pragma unroll
-            for (int i = 0; i < D_BLOCKS * 2; i++) out[i / 2][high * 2 + i % 2] = __fmul_rn(out[i / 2][high * 2 + i % 2], before);
+            sum[high] = __fmul_rn(sum[high], before[high]);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                const float first = exp2_fast(__fmaf_rn(scores[i][high * 2], factor, down));
-                const float second = exp2_fast(__fmaf_rn(scores[i][high * 2 + 1], factor, down));
-                sum[high] = __fadd_rn(sum[high], __fadd_rn(first, second));
-                weights[i / 2][i % 2 * 2 + high] = half_pair(first, second);
+                float (&own)[4] = scores[i];
+                own[high * 2] = exp2_fast(__fmaf_rn(own[high * 2], factor, down));
+                own[high * 2 + 1] = exp2_fast(__fmaf_rn(own[high * 2 + 1], factor, down));
+                sum[high] = __fadd_rn(sum[high], __fadd_rn(own[high * 2], own[high * 2 + 1]));
             }
         }
+    }
+    __device__ __forceinline__ void scale(const float (&before)[2]) {
+#pragma unroll
+        for (int i = 0; i < D_BLOCKS * 4; i++) out[i / 4][i % 4] = __fmul_rn(out[i / 4][i % 4], before[i % 4 / 2]);
     }
     __device__ __forceinline__ float inverse(int high) const {
         float all = __fadd_rn(sum[high], __shfl_xor_sync(~0u, sum[high], 1));
@@ -284,85 +296,176 @@ struct SoFar {
     }
 };
 
+// Weights as products take them.
+__device__ __forceinline__ void halve(u32 (&halves)[4][4], const float (&weights)[8][4]) {
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        halves[i / 4][i / 2 % 2 * 2 + i % 2] = half_pair(weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1]);
+}
+
 // Queries that attend to all keys: a block is 64 of them of one head; grid [queries / 64, heads, batch].  What comes goes
 // to rows `[batch, queries, heads, width]` of f32, or where there are `eights` into activations of so many eights of rows.
-template <class Products, bool MASKED>
-__device__ __forceinline__ void attend_everything(
-    void* out, const HeadBlocks& queries, const HeadBlocks& keys, const HeadBlocks& values, const Mask& mask, float factor,
-    u32 query_count, u32 key_count, u32 heads, u32 eights) {
-    extern __shared__ __align__(128) u8 shared_heads[];  // queries, and two pages of keys and values
-    constexpr u32 PART = D_BLOCKS * 64 * 16, PAGE = 2 * PART;
-    wait_for_writes();
-    const u32 lane = threadIdx.x % 32, head = blockIdx.y, own_row = threadIdx.x % 64;
-    const u32 first_row = blockIdx.x * 64 + threadIdx.x / 32 * 16 + lane / 4, count = (key_count + 63) / 64;
-    const u32 base = shared_address(shared_heads), pages = base + PART;
-    Products products(base);
-    PagePart(queries, head, blockIdx.z * query_count + blockIdx.x * 64 + own_row).copy(base, blockIdx.x * 64 + own_row < query_count);
-    PagePart own_keys(keys, head, blockIdx.z * key_count + own_row), own_values(values, head, blockIdx.z * key_count + own_row);
-    auto copy_next = [&](u32 page) {
-        const bool counts = page * 64 + own_row < key_count;
-        if (page < count) own_keys.copy(pages + page % 2 * PAGE, counts), own_values.copy(pages + page % 2 * PAGE + PART, counts);
-        own_keys.next(), own_values.next();
-        end_copies();
-    };
-    u64 mask_at[2] = {0, 0};
-    if (MASKED) {
-#pragma unroll
-        for (int high = 0; high < 2; high++) {
-            const u32 row = min(first_row + high * 8, query_count - 1);
-            mask_at[high] = blockIdx.z * mask.by_batch + head * mask.by_head + row * mask.by_query;
-        }
+struct Attending {
+    void* out;
+    const HeadBlocks &queries, &keys, &values;
+    u32 query_count, key_count, heads, eights;
+    __device__ __forceinline__ u32 pages() const { return (key_count + 63) / 64; }
+    // The first of the two queries that a thread has sums of.
+    __device__ __forceinline__ u32 row() const { return blockIdx.x * 64 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
+    // The first of the keys of a page that it has scores of.
+    __device__ __forceinline__ u32 key(u32 page) const { return page * 64 + threadIdx.x % 4 * 2; }
+};
+
+#define PAGE_PART_BYTES (D_BLOCKS * 64 * 16)
+
+// Queries in shared memory, and behind them a ring of AT_ONCE pages of keys and values, which 128 threads copy.
+template <u32 AT_ONCE> struct AttendedPages {
+    PagePart keys, values;
+    u32 at, key_count, count;
+    __device__ __forceinline__ AttendedPages(const Attending& a, u32 base)
+        : keys(a.keys, blockIdx.y, blockIdx.z * a.key_count + threadIdx.x % 64),
+          values(a.values, blockIdx.y, blockIdx.z * a.key_count + threadIdx.x % 64),
+          at(base + PAGE_PART_BYTES), key_count(a.key_count), count(a.pages()) {
+        const u32 query = blockIdx.x * 64 + threadIdx.x % 64;
+        PagePart(a.queries, blockIdx.y, blockIdx.z * a.query_count + query).copy(base, query < a.query_count);
     }
-    SoFar so_far;
-    copy_next(0);
-    for (u32 page = 0; page < count; page++) {
+    __device__ __forceinline__ u32 key_at(u32 page) const { return at + page % AT_ONCE * 2 * PAGE_PART_BYTES; }
+    __device__ __forceinline__ u32 value_at(u32 page) const { return key_at(page) + PAGE_PART_BYTES; }
+    __device__ __forceinline__ void copy_next(u32 page) {
+        const bool counts = page * 64 + threadIdx.x % 64 < key_count;
+        if (page < count) keys.copy(key_at(page), counts), values.copy(value_at(page), counts);
+        keys.next(), values.next();
+        end_copies();
+    }
+    // Waits for a page, and has the next one copied.
+    __device__ __forceinline__ void await_page(u32 page) {
         await_copies<0>();
 #if defined(HAS_WGMMA)
         show_tensor_cores();
 #endif
         __syncthreads();
         copy_next(page + 1);
+    }
+};
+
+// Scores behind the last key are none.
+__device__ __forceinline__ void leave_out(float (&scores)[8][4], const Attending& a, u32 page) {
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        if (a.key(page) + i / 4 * 8 + i % 2 >= a.key_count) scores[i / 4][i % 4] = NO_SCORE;
+}
+
+// By warps, a page behind the other.
+template <bool MASKED> __device__ __forceinline__ void attend_in_turn(SoFar& so_far, const Attending& a, const Mask& mask, float factor, u32 base) {
+    AttendedPages<2> pages(a, base);
+    WarpProducts products(base);
+    u64 mask_at[2] = {0, 0};
+    if (MASKED) {
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            const u32 row = min(a.row() + high * 8, a.query_count - 1);
+            mask_at[high] = blockIdx.z * mask.by_batch + blockIdx.y * mask.by_head + row * mask.by_query;
+        }
+    }
+    pages.copy_next(0);
+    for (u32 page = 0; page < pages.count; page++) {
+        pages.await_page(page);
         if (page == 0) products.load();
-        const u32 at = pages + page % 2 * PAGE;
-        float scores[8][4];
-        products.score(scores, at);
-        const u32 first = page * 64 + lane % 4 * 2;
+        float scores[8][4], before[2];
+        products.score(scores, pages.key_at(page));
         if (MASKED) {
 #pragma unroll
             for (int i = 0; i < 32; i++) {
-                const u32 key = first + i / 4 * 8 + i % 2;
+                const u32 key = a.key(page) + i / 4 * 8 + i % 2;
                 const float score = __fmul_rn(scores[i / 4][i % 4], factor);
-                scores[i / 4][i % 4] = key < key_count ? masked(mask, mask_at[i % 4 / 2] + key * mask.by_key, score) : NO_SCORE;
+                scores[i / 4][i % 4] = key < a.key_count ? masked(mask, mask_at[i % 4 / 2] + key * mask.by_key, score) : NO_SCORE;
             }
-        } else if (page + 1 == count) {
-#pragma unroll
-            for (int i = 0; i < 32; i++)
-                if (first + i / 4 * 8 + i % 2 >= key_count) scores[i / 4][i % 4] = NO_SCORE;
+        } else if (page + 1 == pages.count) {
+            leave_out(scores, a, page);
         }
+        so_far.weigh(scores, before, MASKED ? 1.0f : factor);
+        so_far.scale(before);
         u32 weights[4][4];
-        so_far.weigh(weights, scores, MASKED ? 1.0f : factor);
-        products.add(so_far.out, weights, at + PART);
+        halve(weights, scores);
+        products.add(so_far.out, weights, pages.value_at(page));
     }
+}
+
+#if defined(ATTENDS_AHEAD)
+// By four warps at once: while scores of a page become weights, values of the page before are added.
+__device__ __forceinline__ void attend_ahead(SoFar& so_far, const Attending& a, float factor, u32 base) {
+    AttendedPages<3> pages(a, base);
+    const GroupProducts products = {base};
+    float scores[8][4], before[2];
+    u32 weights[4][4];
+    // What is read of sums that are there is another number: the compiler would await all products otherwise.
+    auto weigh = [&](float (&own)[8][4], u32 page) {
+        hold(scores);
+#pragma unroll
+        for (int i = 0; i < 32; i++) own[i / 4][i % 4] = scores[i / 4][i % 4];
+        if (page + 1 == pages.count) leave_out(own, a, page);
+        so_far.weigh(own, before, factor);
+    };
+    auto join = [&](const float (&own)[8][4]) {
+        hold(so_far.out);
+        so_far.scale(before);
+        halve(weights, own);
+    };
+    auto step = [&](u32 page) {
+        float own[8][4];
+        pages.await_page(page);
+        products.score(scores, pages.key_at(page));
+        products.add(so_far.out, weights, pages.value_at(page - 1));
+        await_products<1>();
+        weigh(own, page);
+        await_products<0>();
+        join(own);
+    };
+    float own[8][4];
+    pages.copy_next(0);
+    pages.await_page(0);
+    products.score(scores, pages.key_at(0));
+    await_products<0>();
+    weigh(own, 0);
+    join(own);
+#pragma unroll 1
+    for (u32 page = 1; page < pages.count; page++) step(page);
+    products.add(so_far.out, weights, pages.value_at(pages.count - 1));
+    await_products<0>();
+    hold(so_far.out);
+}
+#endif
+
+template <bool MASKED> __device__ __forceinline__ void attend_everything(const Attending& a, const Mask& mask, float factor) {
+    extern __shared__ __align__(128) u8 shared_heads[];
+    const u32 base = shared_address(shared_heads), lane = threadIdx.x % 32, head = blockIdx.y;
+    wait_for_writes();
+    SoFar so_far;
+#if defined(ATTENDS_AHEAD)
+    if (!MASKED) attend_ahead(so_far, a, factor, base);
+    else
+#endif
+        attend_in_turn<MASKED>(so_far, a, mask, factor, base);
     let_next_begin();
-    const u32 width = values.numbers;
+    const u32 width = a.values.numbers;
 #pragma unroll
     for (int high = 0; high < 2; high++) {
-        const u32 row = first_row + high * 8, token = blockIdx.z * query_count + row;
+        const u32 row = a.row() + high * 8, token = blockIdx.z * a.query_count + row;
         const float inverse = so_far.inverse(high);
-        if (row >= query_count) continue;
+        if (row >= a.query_count) continue;
 #pragma unroll
         for (int i = 0; i < D_BLOCKS; i++) {
             const u32 d = i * 8 + lane % 4 * 2, k = head * width + d;
             const float both[2] = {attended(so_far.out[i][high * 2], inverse), attended(so_far.out[i][high * 2 + 1], inverse)};
-            if (eights && width % 2 == 0) {
-                if (d < width) *(u32*)((u16*)out + activation_at(k, token, eights)) = held_pair(both[0], both[1]);
+            if (a.eights && width % 2 == 0) {
+                if (d < width) *(u32*)((u16*)a.out + activation_at(k, token, a.eights)) = held_pair(both[0], both[1]);
                 continue;
             }
 #pragma unroll
             for (u32 j = 0; j < 2; j++) {
                 if (d + j >= width) continue;
-                if (eights) ((u16*)out)[activation_at(k + j, token, eights)] = held_half(both[j]);
-                else ((float*)out)[(u64)token * heads * width + k + j] = both[j];
+                if (a.eights) ((u16*)a.out)[activation_at(k + j, token, a.eights)] = held_half(both[j]);
+                else ((float*)a.out)[(u64)token * a.heads * width + k + j] = both[j];
             }
         }
     }
@@ -370,7 +473,7 @@ __device__ __forceinline__ void attend_everything(
 
 // As many blocks on a multiprocessor as there are registers for.
 #define ATTEND_BLOCKS (HEAD_PAD <= 64 ? 4 : HEAD_PAD <= 80 ? 3 : 2)
-#define ATTEND_ALL(NAME, PRODUCTS, MASKED, BLOCKS)                                                                                     \
+#define ATTEND_ALL(NAME, MASKED, BLOCKS)                                                                                     \
     KERNEL void __launch_bounds__(128, BLOCKS) NAME(                                                                         \
         void* out, const u16* queries, u32 query_eights, u32 first_query, u32 by_query_head, const u16* keys, u32 key_eights,  \
         u32 first_key, u32 by_key_head, const u16* values, u32 value_eights, u32 first_value, u32 by_value_head,             \
@@ -380,10 +483,11 @@ __device__ __forceinline__ void attend_everything(
         const HeadBlocks k = {keys, key_eights, first_key, by_key_head, depth};                                              \
         const HeadBlocks v = {values, value_eights, first_value, by_value_head, width};                                      \
         const Mask own = {mask, by_batch, by_head, by_query, by_key, kind};                                                  \
-        attend_everything<PRODUCTS, MASKED>(out, q, k, v, own, factor, query_count, key_count, heads, eights);                         \
+        const Attending attending = {out, q, k, v, query_count, key_count, heads, eights};                                  \
+        attend_everything<MASKED>(attending, own, factor);                                                                  \
     }
-ATTEND_ALL(attend_all, PlainProducts, false, ATTEND_BLOCKS)
-ATTEND_ALL(attend_masked, WarpProducts, true, 2)
+ATTEND_ALL(attend_all, false, ATTEND_BLOCKS)
+ATTEND_ALL(attend_masked, true, 2)
 
 #define ROOT_HALF 0.707106781186547524f
 

@@ -567,7 +567,7 @@ impl Places<'_> {
             Step::Attend { parts, mask, scale, heads, rows, numbers, out, form } => {
                 let mask = mask.as_ref().map(|mask| self.heads(mask)).transpose()?;
                 let [queries, keys, values] = parts.map(|part| self.head_blocks(part));
-                graph::attend(AttendAll {
+                let attend = AttendAll {
                     out: self.spot(*out)?,
                     form: *form,
                     queries,
@@ -579,7 +579,8 @@ impl Places<'_> {
                     rows: *rows,
                     numbers: *numbers,
                     head: graph_head(self.card.head),
-                })
+                };
+                graph::attend(attend, self.card.driver.card().processors())
             }
             Step::Map { program, operands, out, form } => {
                 let mut places = Vec::with_capacity(operands.len());

@@ -6,7 +6,7 @@ use super::form::WeightForm;
 use super::layout::{padded_columns, padded_rows};
 use super::page::{HeadShape, PAGE_TOKENS};
 use super::rows::{NumberKind, ROW_THREADS};
-use crate::{DeviceAddress, Function, Launch, LaunchArgs};
+use crate::{DeviceAddress, Function, Launch, LaunchArgs, Processors};
 
 /// Threads of a block of [`map`], and numbers that each takes.
 pub(super) const MAP_THREADS: u32 = 128;
@@ -245,8 +245,15 @@ pub struct AttendAll {
     pub head: HeadShape,
 }
 
-/// Attention without an order.
-pub fn attend(attend: AttendAll) -> Launch {
+/// Pages of keys and values that lie in shared memory at once: on Hopper products of heads of 64 numbers read one while the next
+/// is multiplied and another one comes.
+fn pages_at_once(attend: &AttendAll, processors: Processors) -> usize {
+    let is_ahead = processors.has_wgmma() && attend.head.padded() == 64 && attend.mask.is_none();
+    if is_ahead { 3 } else { 2 }
+}
+
+/// Attention without an order, on a card of such processors.
+pub fn attend(attend: AttendAll, processors: Processors) -> Launch {
     let ([batch, heads], [queries, keys]) = (attend.heads, attend.rows);
     let none = Numbers { at: DeviceAddress::NULL, kind: NumberKind::F32 };
     let mask = attend.mask.unwrap_or(HeadsView { from: none, shape: [0; 4], steps: [0; 4] });
@@ -275,8 +282,11 @@ pub fn attend(attend: AttendAll) -> Launch {
         function: if attend.mask.is_some() { ATTEND_MASKED } else { ATTEND_ALL },
         grid: [queries.div_ceil(PAGE_TOKENS as u32), heads, batch],
         block: [128, 1, 1],
-        // Queries, and two pages of keys and values.
-        shared_bytes: (5 * PAGE_TOKENS * attend.head.padded() * 2) as u32,
+        // Queries, and pages of keys and values.
+        shared_bytes: ((1 + 2 * pages_at_once(&attend, processors))
+            * PAGE_TOKENS
+            * attend.head.padded()
+            * 2) as u32,
         early: true,
         args,
     }
@@ -533,6 +543,7 @@ pub fn gather(gather: GatherNumbers) -> Launch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Sm;
 
     fn numbers(steps: &[usize]) -> Operand {
         Operand::Numbers { kind: NumberKind::F32, steps: steps.to_vec() }
@@ -552,6 +563,33 @@ mod tests {
         assert_eq!(row.program().unwrap().words, [2, 1, 0, 6, 4, 4, 1, 2, 0, 1]);
         let one = chain(&[1, 1], &[0, 0], vec![numbers(&[0, 0])]);
         assert_eq!(one.program().unwrap().words[..4], [1, 1, 0, 1]);
+    }
+
+    #[test]
+    fn as_many_pages_lie_in_shared_memory_as_are_worked_on() {
+        let parts = |sm, dim, is_masked: bool| {
+            let none = Numbers { at: DeviceAddress::NULL, kind: NumberKind::F32 };
+            let columns = HeadColumns { first: 0, by_head: dim as u32 };
+            let blocks = HeadBlocks { halves: none.at, eights: 9, columns };
+            let attending = AttendAll {
+                out: none.at,
+                form: Form::Rows,
+                queries: blocks,
+                keys: blocks,
+                values: blocks,
+                mask: is_masked.then_some(HeadsView { from: none, shape: [1; 4], steps: [0; 4] }),
+                scale: 1.0,
+                heads: [1, 2],
+                rows: [70; 2],
+                numbers: [dim as u32; 2],
+                head: HeadShape { dim, kind: smelt_backend::KvType::F16 },
+            };
+            let launch = attend(attending, Processors { count: 8, sm: Sm(sm) });
+            assert_eq!(launch.grid, [2, 2, 1]);
+            launch.shared_bytes as usize / (PAGE_TOKENS * dim.next_multiple_of(16) * 2)
+        };
+        assert_eq!((parts(90, 64, false), parts(90, 64, true), parts(90, 80, false)), (7, 5, 5));
+        assert_eq!((parts(87, 64, false), parts(110, 64, false)), (5, 5));
     }
 
     #[test]

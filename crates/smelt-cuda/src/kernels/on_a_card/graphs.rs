@@ -511,7 +511,7 @@ impl Attending {
         });
         let place = Place::new(bench, batch * rows, heads * dim, is_plain);
         let arranging = (0..3).map(|at| arrange(parts[at].address(), part(at), head));
-        let attending = attend(AttendAll {
+        let attending = AttendAll {
             out: place.out.address(),
             form: place.form,
             queries: blocks(0),
@@ -523,7 +523,8 @@ impl Attending {
             rows: [rows as u32; 2],
             numbers: [dim as u32; 2],
             head,
-        });
+        };
+        let attending = attend(attending, bench.processors());
         bench.run(&arranging.chain([attending]).collect::<Vec<_>>());
         place.read(bench)
     }
