@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::position_ids::PositionId;
 use crate::sampling::{Chosen, Draw, Logprobs, NotFinite};
-use crate::{FeatureSpan, KvBlock, KvType, KvUsage, MemoryReport, OpenError, Processors};
+use crate::{FeatureSpan, KvBlock, KvType, KvUsage, MemoryReport, OpenError, Processors, Witness};
 
 /// Longest sequence any engine may be built for; in halves the cache of a 2B model then is 30 GiB.
 pub const MAX_SEQ_LEN_MAX: usize = 1 << 20;
@@ -453,7 +453,7 @@ pub trait Decoder: fmt::Debug + Send {
     ///
     /// # Errors
     /// When they differ.
-    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError>;
+    fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError>;
 
     /// Why the engine does not follow the tactics it was built with, if it has some and does not.
     fn untuned(&self) -> Option<&str> {

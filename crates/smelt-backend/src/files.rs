@@ -9,7 +9,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-use crate::{ENGINE_FILE, OpenError};
+use crate::{ENGINE_FILE, OpenError, Witness};
 
 /// Bytes read and hashed at a time.
 const HASH_BYTES: usize = 1 << 20;
@@ -47,17 +47,17 @@ pub fn open(path: &Path, said: u64) -> Result<File, OpenError> {
 /// Reads the `bytes` of a file and compares their sha256 with what `engine.json` says; `told` hears of each piece's bytes.
 ///
 /// # Errors
-/// When it cannot be read, or [`OpenError::Damaged`] where it has another.
+/// As [`sha256`], or [`OpenError::Damaged`] where it has another.
 pub fn check_all(
     path: &Path,
     file: (&File, u64),
     said: &str,
-    told: &mut dyn FnMut(u64),
+    told: &mut dyn Witness,
 ) -> Result<(), OpenError> {
     compare(path, &sha256(path, file, told)?, said)
 }
 
-/// Reads the `bytes` of a file; `told` hears of each piece's.
+/// Reads the `bytes` of a file; `told` hears of each piece's.  What `told` knows of the file is not read again.
 ///
 /// They are read, and not looked at where they are mapped: pages of weights that no answer needs would stay in memory.
 ///
@@ -66,15 +66,19 @@ pub fn check_all(
 pub fn sha256(
     path: &Path,
     (file, bytes): (&File, u64),
-    told: &mut dyn FnMut(u64),
+    told: &mut dyn Witness,
 ) -> Result<String, OpenError> {
+    if let Some(known) = told.sha256(path, file) {
+        told.has_read(bytes);
+        return Ok(known);
+    }
     let read = |source| OpenError::Read { path: path.to_owned(), source };
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; HASH_BYTES]);
     for at in (0..bytes).step_by(HASH_BYTES) {
         let piece = &mut buffer[..(bytes - at).min(HASH_BYTES as u64) as usize];
         file.read_exact_at(piece, at).map_err(read)?;
         hash.update(&*piece);
-        told(piece.len() as u64);
+        told.has_read(piece.len() as u64);
     }
     Ok(hex(&hash.finalize()))
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{OpenError, Processors};
+use crate::{OpenError, Processors, Witness};
 
 /// Numbers in row-major order under a shape, in the host's memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -289,7 +289,7 @@ pub trait Graph: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When they differ.
-    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError>;
+    fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError>;
 
     /// Why the engine does not follow the tactics it was built with, if it has some and does not.
     fn untuned(&self) -> Option<&str> {

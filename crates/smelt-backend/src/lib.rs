@@ -22,6 +22,7 @@ mod row;
 pub mod sampling;
 pub mod tactics_file;
 mod vision;
+mod witness;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -45,3 +46,4 @@ pub use row::{Backends, Graphs, Opens, Row, only_graph};
 pub use vision::{
     FeatureSpan, Features, HostFeatures, PendingFeatures, Takes, VisionEngine, VisionError,
 };
+pub use witness::Witness;

@@ -20,7 +20,7 @@ use crate::sampling::{Chooser, OwnDraw};
 use crate::{
     Answer, Decoder, DecoderFacts, DeviceValue, Graph, GraphError, GraphInput, GraphOutput,
     ImageEmbeds, KvBlock, KvOptions, KvUsage, Limits, LogitRows, MemoryPlace, MemoryReport,
-    OpenError, Pending, RunError, SlotInput, Tensor, Value,
+    OpenError, Pending, RunError, SlotInput, Tensor, Value, Witness,
 };
 
 /// The token that image features replace.
@@ -501,7 +501,7 @@ impl Decoder for SimulatedDecoder {
         Ok(())
     }
 
-    fn verify_digest(&self, _told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    fn verify_digest(&self, _told: &mut dyn Witness) -> Result<(), OpenError> {
         Ok(())
     }
 }
@@ -597,7 +597,7 @@ impl Graph for SimulatedGraph {
         }))
     }
 
-    fn verify_digest(&self, _told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    fn verify_digest(&self, _told: &mut dyn Witness) -> Result<(), OpenError> {
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::grid::Grid;
 use crate::{
     Constant, Graph, GraphError, GraphInput, GraphOutput, OpenError, Pending, Processors, Tensor,
-    Value,
+    Value, Witness,
 };
 
 /// What a graph must be to be opened here, in messages.
@@ -263,7 +263,7 @@ impl VisionEngine {
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.graph.verify_digest(told)
     }
 

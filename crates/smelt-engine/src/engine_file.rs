@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 pub use smelt_backend::{ENGINE_FILE, OpenError};
-use smelt_backend::{Heading, files};
+use smelt_backend::{Heading, Witness, files};
 use smelt_tensor::dtype::Dtype;
 
 use crate::cast;
@@ -471,7 +471,7 @@ impl<T> EngineFile<T> {
     }
 
     /// Reads all of `weights.bin` and compares its hash with `engine.json`; `told` hears of each piece's bytes.
-    pub(crate) fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub(crate) fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         let path = self.dir.join(WEIGHTS_FILE);
         let bytes = self.weights.0.len() as u64;
         files::check_all(&path, (&files::open(&path, bytes)?, bytes), &self.sha256, told)

@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
-use smelt_backend::{Backends, Decoder, ENGINE_FILE, KvOptions, KvType, OpenError, VisionEngine};
+use smelt_backend::{
+    Backends, Decoder, ENGINE_FILE, KvOptions, KvType, OpenError, VisionEngine, Witness,
+};
 pub use smelt_family::ModelFamily;
 
 pub use crate::deployment_error::DeploymentError;
@@ -378,7 +380,7 @@ impl Deployment {
     ///
     /// # Errors
     /// When one differs.
-    pub fn verify_digests(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_digests(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         if let Some(vision) = &self.vision {
             vision.verify_digest(told)?;
         }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor};
+use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor, Witness};
 
 use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, FORMAT, write_files};
 use crate::deployment_error::read_text;
@@ -199,7 +199,7 @@ impl SentenceEncoder {
     ///
     /// # Errors
     /// When it differs.
-    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.engine.verify_digest(told)
     }
 

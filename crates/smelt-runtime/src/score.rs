@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use smelt_backend::{Backends, Graph, OpenError, Tensor};
+use smelt_backend::{Backends, Graph, OpenError, Tensor, Witness};
 
 use crate::deployment::{DEPLOYMENT_FILE, DeploymentError, write_files};
 use crate::embed::{self, EmbedError, Reader, TOKENS_MAX, read_json};
@@ -204,7 +204,7 @@ impl CrossEncoder {
     ///
     /// # Errors
     /// When it differs.
-    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.engine.verify_digest(told)
     }
 

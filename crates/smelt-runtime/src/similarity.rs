@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor};
+use smelt_backend::{Backends, Graph, GraphError, OpenError, Tensor, Witness};
 
 use crate::deployment_error::DeploymentError;
 use crate::engine_dirs::EngineDirs;
@@ -154,7 +154,7 @@ impl Similarity {
     ///
     /// # Errors
     /// When one differs.
-    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.vision.verify_digest(told)?;
         self.text.verify_digest(told)
     }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use smelt_backend::OpenError;
+use smelt_backend::{OpenError, Witness};
 
 pub use engine_file::EngineFile;
 
@@ -157,7 +157,7 @@ impl Spec {
     ///
     /// # Errors
     /// The first that cannot be read or is another.
-    pub fn verify_files(&self, engine: &Path, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_files(&self, engine: &Path, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.files.iter().try_for_each(|file| file.verify(engine, told))
     }
 

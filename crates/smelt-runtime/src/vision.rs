@@ -4,7 +4,9 @@
 
 use std::ops::Range;
 
-use smelt_backend::{FeatureSpan, Features, OpenError, Processors, VisionEngine, VisionError};
+use smelt_backend::{
+    FeatureSpan, Features, OpenError, Processors, VisionEngine, VisionError, Witness,
+};
 
 use crate::image::{Cutting, Size, VisionInput};
 pub use crate::image::{Grid, ImageProcessor};
@@ -124,7 +126,7 @@ impl Vision {
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         // Engines of one directory share one file, and are all there are.
         self.engines.first().map_or(Ok(()), |(_, engine)| engine.verify_digest(told))
     }

@@ -21,7 +21,7 @@ pub mod sim;
 #[cfg_attr(not(feature = "sim"), allow(dead_code))]
 pub mod turns;
 
-pub(crate) use real::RealDisk;
+pub(crate) use real::{RealDisk, stat_of};
 
 /// The operations of a file system, each one system call or nearly so.
 pub(crate) trait Disk: Send + Sync {

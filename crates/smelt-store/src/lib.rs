@@ -15,6 +15,7 @@ mod digest;
 mod digester;
 mod disk;
 mod fsck;
+mod hashed;
 mod inventory;
 mod layout;
 mod log;
@@ -44,6 +45,7 @@ pub use disk::{DiskError, Wait, is_disk_failing};
 #[cfg(feature = "sim")]
 pub use disk::{sim, turns};
 pub use fsck::Checkup;
+pub use hashed::HashedFile;
 pub use inventory::{Inventory, OutputItem, QuarantinedItem, RunItem};
 pub use layout::FORMAT_VERSION;
 pub use log::{LogError, RECORD_BYTES_MAX};

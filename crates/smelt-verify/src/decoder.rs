@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use smelt_backend::{Decoder, Heading, Limits};
+use smelt_backend::{Decoder, Heading, Limits, Witness};
 use smelt_cuda::decoder::{CudaDecoder, PackedWeights};
 use smelt_cuda::{CardFacts, CudaTarget, Driver, NoCard};
 use smelt_deploy::{Blame, DeployError};
@@ -140,7 +140,7 @@ impl VerifiedDecoder {
     }
 
     /// Compares the weights with the hash in `engine.json`.
-    pub(crate) fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), DeployError> {
+    pub(crate) fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), DeployError> {
         let found = match self {
             Self::Processors(llm) => llm.verify_digest(told),
             Self::Card(weights, _) => weights.verify_digest(told),

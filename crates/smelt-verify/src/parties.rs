@@ -1,6 +1,6 @@
 //! What is held against what.
 
-use smelt_backend::{Heading, VisionEngine};
+use smelt_backend::{Heading, VisionEngine, Witness};
 use smelt_cuda::CudaTarget;
 use smelt_deploy::DeployError;
 use smelt_model::checkpoint::Checkpoint;
@@ -33,6 +33,7 @@ impl Parties {
     pub(crate) fn open(
         asked: &Verification<'_>,
         device: &Device<'_>,
+        witness: &mut dyn Witness,
         say: &dyn Fn(&str),
     ) -> Result<Self, DeployError> {
         let against = Checkpoint::open(asked.against).map_err(DeployError::model)?;
@@ -48,10 +49,9 @@ impl Parties {
         let llm = VerifiedDecoder::open(asked.llm, asked.weights_only, device.open_card)?;
         say("checking digests");
         // The engines of one directory share one file.
-        let told = &mut |_: u64| {};
-        let whole = vision.first().map_or(Ok(()), |engine| engine.verify_digest(told));
+        let whole = vision.first().map_or(Ok(()), |engine| engine.verify_digest(witness));
         whole.map_err(DeployError::engine)?;
-        llm.verify_digest(told)?;
+        llm.verify_digest(witness)?;
         let extent = if asked.full { Extent::Full } else { Extent::Sampled };
         Ok(Self { vision, sees_in_halves, llm, against, weights, extent })
     }

@@ -1,5 +1,6 @@
 //! A verification, from what is asked to what is found.
 
+use smelt_backend::Witness;
 use smelt_deploy::DeployError;
 use smelt_deploy::text_files::TextFiles;
 
@@ -13,17 +14,19 @@ use crate::record::{Record, compared};
 use crate::verification::{Device, Verification};
 use crate::weights::Weights;
 
-/// Verifies, tells `say` how far it has come, and leaves `verify.json`, also of engines that are not as they should be.
+/// Verifies, tells `say` how far it has come, and leaves `verify.json`, also of engines that are not as they should be.  Of
+/// files that `witness` knows the digests are not computed again.
 ///
 /// # Errors
 /// The first thing that is wrong with the engines; or why nothing could be said of them.
 pub fn verify(
     asked: &Verification<'_>,
     device: &Device<'_>,
+    witness: &mut dyn Witness,
     say: &dyn Fn(&str),
 ) -> Result<(), DeployError> {
     let out = asked.out;
-    let mut parties = Parties::open(asked, device, say)?;
+    let mut parties = Parties::open(asked, device, witness, say)?;
     let mut record = Record::new(asked.half()?);
     let course = &mut Course::new(costs_of(&parties, asked), say);
     match asked.compared {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use smelt_backend::{
     Answer, Decoder, DecoderFacts, KvBlock, KvOptions, KvUsage, OpenError, RunError, SlotInput,
+    Witness,
 };
 
 use super::facts;
@@ -71,7 +72,7 @@ impl Decoder for DescribedDecoder {
         self.refused()
     }
 
-    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.dir.verify_digest(told)
     }
 }

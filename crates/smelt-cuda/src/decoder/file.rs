@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use smelt_backend::{ENGINE_FILE, Heading, Limits, OpenError, files};
+use smelt_backend::{ENGINE_FILE, Heading, Limits, OpenError, Witness, files};
 use smelt_tensor::decoder::check_sizes;
 
 use crate::CudaTarget;
@@ -407,7 +407,7 @@ impl DecoderDir {
     ///
     /// # Errors
     /// When they differ.
-    pub(super) fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub(super) fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         let (path, weights) = (self.dir.join(WEIGHTS_FILE), (&self.weights, self.weights_bytes));
         files::check_all(&path, weights, &self.sha256, told)
     }

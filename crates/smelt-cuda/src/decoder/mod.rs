@@ -34,7 +34,7 @@ use std::time::Duration;
 use smelt_backend::sampling::Chooser;
 use smelt_backend::{
     Answer, Decoder, DecoderFacts, KvBlock, KvOptions, KvType, KvUsage, Limits, MemoryPlace,
-    MemoryReport, OpenError, RunError, SlotInput,
+    MemoryReport, OpenError, RunError, SlotInput, Witness,
 };
 
 use crate::CardFacts;
@@ -380,7 +380,7 @@ impl Decoder for CudaDecoder {
         self.lost.as_ref().map(ToString::to_string)
     }
 
-    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.dir.verify_digest(told)
     }
 

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use smelt_backend::OpenError;
+use smelt_backend::{OpenError, Witness};
 
 use super::file::{DecoderDir, DecoderFile, LAYOUT, TensorEntry};
 use crate::CudaTarget;
@@ -101,7 +101,7 @@ impl PackedWeights {
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.dir.verify_digest(told)
     }
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use smelt_backend::{
     Constant, Graph, GraphError, GraphInput, GraphOutput, Graphs, Heading, OpenError, Pending,
-    Tensor,
+    Tensor, Witness,
 };
 use smelt_engine::engine_file::{KernelsEntry, WEIGHTS_FILE};
 use smelt_engine::graph::GraphEngine;
@@ -201,7 +201,7 @@ impl Graph for CudaGraph {
         self.run_here(inputs)
     }
 
-    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.engine.verify_digest(told)
     }
 

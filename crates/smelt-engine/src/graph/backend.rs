@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smelt_backend::{
     Constant as AnyConstant, Graph, GraphError, GraphInput, GraphOutput, OpenError, Pending,
-    Processors, Tensor, Value,
+    Processors, Tensor, Value, Witness,
 };
 
 use super::{Constant, GraphEngine, Pause};
@@ -36,7 +36,7 @@ impl Graph for GraphEngine {
         self.pause = shared.map(|shared| Pause(Arc::new(move || shared.wait_for_prompts())));
     }
 
-    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.verify_digest(told)
     }
 

@@ -46,7 +46,7 @@ use run::ExecutionContext;
 use shapes::Fact;
 use smelt_backend::grid::Grid;
 pub use smelt_backend::{GraphError as RunError, Tensor};
-use smelt_backend::{GraphInput, GraphOutput, only_graph};
+use smelt_backend::{GraphInput, GraphOutput, Witness, only_graph};
 use task::Task;
 
 /// What `engine.json` calls this kind.
@@ -186,7 +186,7 @@ impl GraphEngine {
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.file.verify_digest(told)
     }
 

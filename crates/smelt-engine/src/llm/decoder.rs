@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use smelt_backend::sampling::Chooser;
 use smelt_backend::{
     Answer, Decoder, DecoderFacts, FeatureSpan, HostFeatures, KvBlock, KvUsage, OpenError,
-    Processors, RowWant, RunError, SlotInput,
+    Processors, RowWant, RunError, SlotInput, Witness,
 };
 
 use super::{ImageEmbeds, LlmEngine, Prompt, SHOWN_ROWS};
@@ -74,7 +74,7 @@ impl Decoder for LlmEngine {
         self.shared.rest(self.took, reads_next)
     }
 
-    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.verify_digest(told)
     }
 

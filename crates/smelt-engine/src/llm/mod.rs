@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 pub use smelt_backend::position_ids;
 use smelt_backend::position_ids::PositionId;
 use smelt_backend::sampling::Chooser;
-use smelt_backend::{Answer, DecoderFacts, KvBlock, check_position_ids};
+use smelt_backend::{Answer, DecoderFacts, KvBlock, Witness, check_position_ids};
 pub use smelt_backend::{
     KvOptions, KvType, KvUsage, Limits, MAX_SEQ_LEN_MAX, MAX_SLOTS_MAX, RunError,
 };
@@ -388,7 +388,7 @@ impl LlmEngine {
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.file.verify_digest(told)
     }
 

@@ -2,6 +2,7 @@
 
 use smelt_backend::{
     Constant, Graph, GraphError, GraphInput, GraphOutput, OpenError, Pending, Tensor, Value,
+    Witness,
 };
 
 use super::OnnxruntimeEngine;
@@ -25,7 +26,7 @@ impl Graph for OnnxruntimeEngine {
         self.run(inputs)
     }
 
-    fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.verify_digest(told)
     }
 

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use smelt_tensor::dtype::Dtype;
 
 use crate::engine_file::{EngineFile, OpenError, Unsealed};
-use smelt_backend::{GraphInput, GraphOutput, files};
+use smelt_backend::{GraphInput, GraphOutput, Witness, files};
 
 use crate::graph::{Constant, RunError, Tensor};
 pub use library::{LibraryError, VARIABLE, find, load};
@@ -102,12 +102,12 @@ impl OnnxruntimeEngine {
     ///
     /// # Errors
     /// When they differ.
-    pub fn verify_digest(&self, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub fn verify_digest(&self, told: &mut dyn Witness) -> Result<(), OpenError> {
         self.file.verify_digest(told)?;
         let path = self.file.dir().join(MODEL_FILE);
         let bytes =
             fs::read(&path).map_err(|source| OpenError::Read { path: path.clone(), source })?;
-        told(bytes.len() as u64);
+        told.has_read(bytes.len() as u64);
         files::check_sha256(&path, &Sha256::digest(&bytes), &self.file.engine.sha256)
     }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use smelt_backend::{OpenError, files};
+use smelt_backend::{OpenError, Witness, files};
 
 use crate::deployment::DEPLOYMENT_FILE;
 
@@ -31,13 +31,13 @@ impl EngineFile {
     ///
     /// # Errors
     /// When one cannot be read, or there are more than ten thousand.
-    pub fn all(engine: &Path, told: &mut dyn FnMut(u64)) -> Result<Vec<Self>, OpenError> {
+    pub fn all(engine: &Path, told: &mut dyn Witness) -> Result<Vec<Self>, OpenError> {
         let read = |source| OpenError::Read { path: engine.to_owned(), source };
         let paths = paths(engine).map_err(read)?;
         paths.into_iter().map(|path| Self::at(engine, path, told)).collect()
     }
 
-    fn at(engine: &Path, path: String, told: &mut dyn FnMut(u64)) -> Result<Self, OpenError> {
+    fn at(engine: &Path, path: String, told: &mut dyn Witness) -> Result<Self, OpenError> {
         let at = engine.join(&path);
         let read = |source| OpenError::Read { path: at.clone(), source };
         let file = File::open(&at).map_err(read)?;
@@ -50,7 +50,7 @@ impl EngineFile {
     ///
     /// # Errors
     /// When it cannot be read, or [`OpenError::Damaged`] where it is another.
-    pub(super) fn verify(&self, engine: &Path, told: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
+    pub(super) fn verify(&self, engine: &Path, told: &mut dyn Witness) -> Result<(), OpenError> {
         let found = Self::at(engine, self.path.clone(), told)?;
         if found == *self {
             return Ok(());

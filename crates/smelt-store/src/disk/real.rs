@@ -212,7 +212,7 @@ fn is_9p(mountinfo: &str, device: u64) -> bool {
     })
 }
 
-fn stat_of(metadata: &fs::Metadata) -> Stat {
+pub(crate) fn stat_of(metadata: &fs::Metadata) -> Stat {
     let kind = match metadata.file_type() {
         kind if kind.is_file() => FileKind::File,
         kind if kind.is_dir() => FileKind::Dir,

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_backend::{Heading as EngineHeading, KvOptions, MemoryPlace, MemoryReport, OpenError};
+use smelt_backend::{
+    Heading as EngineHeading, KvOptions, MemoryPlace, MemoryReport, OpenError, Witness,
+};
 use smelt_exec::served;
 #[cfg(feature = "build")]
 use smelt_runtime::deployment::DEPLOYMENT_FILE;
@@ -227,7 +229,7 @@ pub(super) fn bytes(dir: &Path) -> u64 {
 fn compare(
     dir: &Path,
     loading: &mut Loading<'_>,
-    check: impl FnOnce(&mut dyn FnMut(u64)) -> Result<(), OpenError>,
+    check: impl FnOnce(&mut dyn Witness) -> Result<(), OpenError>,
 ) -> Result<(), Failed> {
     integrity::once_a_boot(&heading(dir)?.engines, || {
         loading.compares();
@@ -236,7 +238,7 @@ fn compare(
 }
 
 /// Notes that the engines of the deployment in `dir`, which was built just now, were compared: the stage does that behind
-/// writing the deployment's own file.
+/// writing the deployment's own file, where they did not look otherwise since the store hashed them.
 #[cfg(feature = "build")]
 pub(super) fn note_compared(store: &Store, dir: &Path) {
     let began = fs::metadata(dir.join(DEPLOYMENT_FILE)).and_then(|stat| stat.modified());

@@ -210,7 +210,7 @@ impl Begun<'_> {
                 must_hold: flags.require_confinement,
                 tokens: Some(load::tokens()),
                 priority: flags.priority,
-                orders: &|task: &Task<'_>| stage::order::order(task, folder),
+                orders: &|task: &Task<'_>| stage::order::order(task, folder, store),
                 elsewhere: workers.is_any().then_some(&ask),
                 warm_ups: &|warm_up: &WarmUp| ladder::warm_up(warm_up, folder, store),
                 folder,

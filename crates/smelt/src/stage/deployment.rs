@@ -133,7 +133,9 @@ fn encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let (backends, is_here) = backends(&[engine])?;
     let encoder = SentenceEncoder::open_at(backends, out, &at).map_err(Failed::model)?;
     loading.compares();
-    encoder.verify_digest(&mut |bytes| loading.has_read(bytes)).map_err(Failed::invalid)?;
+    encoder
+        .verify_digest(&mut request.witness(|bytes| loading.has_read(bytes)))
+        .map_err(Failed::invalid)?;
     if !is_here {
         return Ok(());
     }
@@ -155,7 +157,9 @@ fn cross_encoder(request: &Request, engine: &Path) -> Result<(), Failed> {
     let (backends, is_here) = backends(&[engine])?;
     let encoder = CrossEncoder::open_at(backends, out, &at).map_err(Failed::model)?;
     loading.compares();
-    encoder.verify_digest(&mut |bytes| loading.has_read(bytes)).map_err(Failed::invalid)?;
+    encoder
+        .verify_digest(&mut request.witness(|bytes| loading.has_read(bytes)))
+        .map_err(Failed::invalid)?;
     if !is_here {
         return Ok(());
     }
@@ -179,7 +183,8 @@ fn relay(request: &Request, engine: &Path) -> Result<(), Failed> {
     let mut told = say;
     let mut loading = Loading::new(integrity::bytes(&[engine.to_owned()]), &mut told);
     loading.compares();
-    let files = server::EngineFile::all(engine, &mut |bytes| loading.has_read(bytes));
+    let files =
+        server::EngineFile::all(engine, &mut request.witness(|bytes| loading.has_read(bytes)));
     spec.files = files.map_err(Failed::invalid)?;
     spec.write(&request.out).map_err(|why| Failed::new(Exit::BadPipeline, why))?;
     let launch = upstream::launch(spec, engine.to_owned(), 0);
@@ -234,7 +239,9 @@ fn chat(request: &Request) -> Result<(), Failed> {
     let mut opened = opened.map_err(Failed::model)?;
     // `verify` may be of other engines, and knows no CLIP.
     loading.compares();
-    opened.verify_digests(&mut |bytes| loading.has_read(bytes)).map_err(Failed::invalid)?;
+    opened
+        .verify_digests(&mut request.witness(|bytes| loading.has_read(bytes)))
+        .map_err(Failed::invalid)?;
     if !is_here {
         return Ok(());
     }

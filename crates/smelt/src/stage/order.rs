@@ -16,25 +16,26 @@ use smelt_plan::kind::verify::RUNTIME;
 use smelt_plan::kind::{BACKEND, NEEDS_CAPABILITIES, SECRETS, TOOL, WRITES};
 use smelt_plan::tokens::Lease;
 use smelt_plan::validity::Validity;
-use smelt_store::FILES_MAX;
+use smelt_store::{FILES_MAX, Store};
 
 use super::request::{Fetch, Request, named};
 use super::{Worker, strict, worker};
 use crate::tools;
 
-/// The program of a stage of the pipeline in `folder`.
-pub(crate) fn order(task: &Task<'_>, folder: &Path) -> ProcessSpec {
+/// The program of a stage of the pipeline in `folder`, whose inputs are in `store`.
+pub(crate) fn order(task: &Task<'_>, folder: &Path, store: &Store) -> ProcessSpec {
     match worker(task.stage.kind) {
-        Some(worker) => native(task, worker),
+        Some(worker) => native(task, worker, store),
         None => command(task, folder),
     }
 }
 
-fn native(task: &Task<'_>, worker: &Worker) -> ProcessSpec {
+fn native(task: &Task<'_>, worker: &Worker, store: &Store) -> ProcessSpec {
     let request = Request {
         kind: task.stage.kind,
         params: task.attempt.params.clone(),
         inputs: named(task.inputs.iter().map(|input| (input.field, input.path.as_path()))),
+        hashed: task.inputs.iter().flat_map(|input| store.hashed_files(&input.path)).collect(),
         out: task.out.to_owned(),
         fetch: task.stage.fetched().map(|pin| Fetch {
             repo: pin.repo.clone(),

@@ -1,16 +1,19 @@
 //! What a stage of smelt's own is asked, and how it speaks while it works.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use smelt_backend::Witness;
 use smelt_cuda::tactics::CardTactics;
 use smelt_engine::tactics::Tactics;
 use smelt_model::checkpoint::Checkpoint;
 use smelt_plan::Kind;
 use smelt_plan::kind;
+use smelt_store::HashedFile;
 
 use crate::checkpoint;
 use crate::console::tell;
@@ -23,6 +26,9 @@ pub(crate) struct Request {
     pub(crate) params: BTreeMap<String, Value>,
     /// By field; what a field names besides its first is called as [`nth`] says.
     pub(crate) inputs: BTreeMap<String, PathBuf>,
+    /// Large files of the inputs that the store has hashed; nobody has where nothing is said of them.
+    #[serde(default)]
+    pub(crate) hashed: Vec<HashedFile>,
     pub(crate) out: PathBuf,
     /// For a `source` of a hub: what is to lie in the input `from`.
     pub(crate) fetch: Option<Fetch>,
@@ -97,14 +103,43 @@ impl Request {
         read.transpose().map_err(Failed::model)
     }
 
+    /// Has inputs compared with their digests: `told` hears of the bytes, and what the store has hashed is not read again.
+    pub(crate) fn witness<F: FnMut(u64)>(&self, told: F) -> impl Witness {
+        InputsWitness { hashed: &self.hashed, told }
+    }
+
     /// The checkpoint an edge names.
     pub(crate) fn checkpoint(&self, field: &str) -> Result<Checkpoint, Failed> {
         checkpoint::open(self.input(field)?)
     }
 }
 
+/// Takes the store's word for what it has hashed.
+struct InputsWitness<'a, F> {
+    hashed: &'a [HashedFile],
+    told: F,
+}
+
+impl<F: FnMut(u64)> Witness for InputsWitness<'_, F> {
+    fn has_read(&mut self, bytes: u64) {
+        (self.told)(bytes);
+    }
+
+    fn sha256(&mut self, path: &Path, file: &File) -> Option<String> {
+        let now = file.metadata().ok()?;
+        let digest = self.hashed.iter().find_map(|hashed| hashed.digest_of(path, &now))?;
+        Some(digest.to_string())
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::time::SystemTime;
+
+    use smelt_store::{Digest, Store, Wait};
+    use tempfile::TempDir;
+
     use super::*;
 
     #[test]
@@ -114,9 +149,35 @@ mod tests {
         let names: Vec<&str> = inputs.keys().map(String::as_str).collect();
         assert_eq!(names, ["llm", "llm 2", "llm 3", "vision"]);
         let (kind, params, out) = (Kind::Deployment, BTreeMap::new(), PathBuf::new());
-        let request = Request { kind, params, inputs, out, fetch: None, kept: None };
+        let (hashed, fetch, kept) = (Vec::new(), None, None);
+        let request = Request { kind, params, inputs, hashed, out, fetch, kept };
         assert_eq!(request.inputs_of("llm"), ["/b", "/a", "/b"].map(PathBuf::from));
         assert_eq!(request.inputs_of("vision"), [PathBuf::from("/v")]);
         assert_eq!(request.inputs_of("encoder"), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn what_the_store_has_hashed_is_not_read_again_unless_it_was_changed() {
+        let root = TempDir::new().unwrap();
+        let store = Store::open(root.path(), Wait::No).unwrap();
+        let run = store.begin_run(SystemTime::now()).unwrap();
+        let work = run.work_dir("s.1").unwrap();
+        let bytes = vec![7; 2 << 20];
+        fs::write(work.join("weights"), &bytes).unwrap();
+        let engine = store.seal(&Digest::of(b"key"), &work, Value::Null).unwrap();
+        let path = engine.path().join("weights");
+        let request = Request {
+            kind: Kind::Deployment,
+            params: BTreeMap::new(),
+            inputs: BTreeMap::new(),
+            hashed: store.hashed_files(engine.path()),
+            out: PathBuf::new(),
+            fetch: None,
+            kept: None,
+        };
+        let known = || request.witness(|_| {}).sha256(&path, &File::open(&path).unwrap());
+        assert_eq!(known(), Some(Digest::of(&bytes).to_string()));
+        File::open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        assert_eq!(known(), None);
     }
 }
