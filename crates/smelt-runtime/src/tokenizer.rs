@@ -108,14 +108,18 @@ impl Tokenizer {
             why: one_line(&error.to_string()),
         };
         limits::check(&bytes).map_err(|why| TokenizerError::Broken { path: path.into(), why })?;
-        let inner = match bpe::read(&bytes) {
-            Some(inner) => inner,
-            None => tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?,
+        let (inner, extent) = match bpe::read(&bytes) {
+            Some(read) => read,
+            None => {
+                let inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(broken)?;
+                let words = inner.get_vocab(true);
+                let words = words.iter().map(|(word, id)| (word.as_str(), *id));
+                let extent = Extent::of(words);
+                (inner, extent)
+            }
         };
-        // A copy of all words: made once.
-        let words = inner.get_vocab(true);
-        let vocab = words.values().max().map_or(0, |largest| *largest as usize + 1);
-        Ok(Self { longest: longest(&inner, words.keys()), vocab, inner: Arc::new(inner) })
+        let longest = longest(&inner, extent);
+        Ok(Self { longest, vocab: extent.vocab, inner: Arc::new(inner) })
     }
 
     /// The most bytes of a text that so many tokens can have.  A text of more need not be encoded, which takes
@@ -363,16 +367,43 @@ fn unsettled(text: &str) -> usize {
     replaced.min(HELD_CHARS_MAX) * char::REPLACEMENT_CHARACTER.len_utf8()
 }
 
-/// Bytes of the longest of a tokenizer's `words`.
-fn longest<'a>(
-    tokenizer: &tokenizers::Tokenizer,
-    words: impl Iterator<Item = &'a String>,
-) -> usize {
+/// How far a tokenizer's words reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Extent {
+    /// Behind the last token.
+    vocab: usize,
+    /// Of the longest word.
+    bytes: usize,
+    /// Of the one that has most.
+    letters: usize,
+}
+
+impl Extent {
+    /// Of words and their tokens.
+    fn of<'a>(words: impl Iterator<Item = (&'a str, u32)>) -> Self {
+        words.fold(Self::default(), |extent, (word, id)| {
+            let (vocab, bytes, letters) = (id as usize + 1, word.len(), word.chars().count());
+            extent.or(Self { vocab, bytes, letters })
+        })
+    }
+
+    /// Of these words and others.
+    fn or(self, other: Self) -> Self {
+        Self {
+            vocab: self.vocab.max(other.vocab),
+            bytes: self.bytes.max(other.bytes),
+            letters: self.letters.max(other.letters),
+        }
+    }
+}
+
+/// Bytes of the longest of a tokenizer's words, which reach so far.
+fn longest(tokenizer: &tokenizers::Tokenizer, extent: Extent) -> usize {
     let decoder = serde_json::to_string(&tokenizer.get_decoder()).unwrap_or_default();
     // Its words have a letter for each byte.
     let is_of_letters = decoder.contains(r#""ByteLevel""#);
-    let bytes = |word: &String| if is_of_letters { word.chars().count() } else { word.len() };
-    words.map(bytes).max().unwrap_or_default().max(TOKEN_BYTES_LEAST)
+    let bytes = if is_of_letters { extent.letters } else { extent.bytes };
+    bytes.max(TOKEN_BYTES_LEAST)
 }
 
 fn unencoded(error: tokenizers::Error) -> TokenizerError {

@@ -14,6 +14,8 @@ use tokenizers::{
     PostProcessorWrapper, PreTokenizerWrapper, TruncationParams,
 };
 
+use super::Extent;
+
 /// The library's only version of the format.
 const VERSION: &str = "1.0";
 
@@ -82,12 +84,13 @@ impl<'de> Deserialize<'de> for Merge {
     }
 }
 
-/// The tokenizer of a file, if it is such a one and nothing about it is odd.
-pub(super) fn read(file: &[u8]) -> Option<tokenizers::Tokenizer> {
+/// The tokenizer of a file with the extent of its words, if it is such a one and nothing about it is odd.
+pub(super) fn read(file: &[u8]) -> Option<(tokenizers::Tokenizer, Extent)> {
     let file: File = serde_json::from_slice(file).ok()?;
     if file.version.is_some_and(|version| version != VERSION) {
         return None;
     }
+    let extent = Extent::of(file.model.vocab.iter().map(|(word, id)| (word.as_str(), *id)));
     let builder = TokenizerBuilder::new()
         .with_model(ModelWrapper::from(file.model.build()?))
         .with_truncation(file.truncation)
@@ -98,7 +101,10 @@ pub(super) fn read(file: &[u8]) -> Option<tokenizers::Tokenizer> {
         .with_decoder(file.decoder);
     let mut tokenizer = builder.build().ok()?;
     tokenizer.add_tokens(&file.added_tokens.unwrap_or_default());
-    Some(tokenizer.into())
+    let tokenizer = tokenizers::Tokenizer::from(tokenizer);
+    let added = tokenizer.get_added_tokens_decoder();
+    let added = Extent::of(added.iter().map(|(id, token)| (token.content.as_str(), *id)));
+    Some((tokenizer, extent.or(added)))
 }
 
 impl Model {
@@ -156,13 +162,16 @@ mod tests {
         for path in files(&data) {
             let bytes = fs::read(&path).unwrap();
             let library = tokenizers::Tokenizer::from_bytes(&bytes);
-            let Some(own) = read(&bytes) else {
+            let Some((own, extent)) = read(&bytes) else {
                 let is_pairs =
                     library.is_ok_and(|it| matches!(it.get_model(), ModelWrapper::BPE(_)));
                 assert!(!is_pairs, "{} is left to the library", path.display());
                 continue;
             };
             assert_eq!(written(&own), written(&library.unwrap()), "{}", path.display());
+            let words = own.get_vocab(true);
+            let words = words.iter().map(|(word, id)| (word.as_str(), *id));
+            assert_eq!(extent, Extent::of(words), "{}", path.display());
             seen += 1;
         }
         assert!(seen > 3, "{seen} tokenizers of pairs below {}", data.display());
@@ -178,7 +187,7 @@ mod tests {
         for good in [r#"[["a","b"]]"#, r#"["a b"]"#, "[]"] {
             let text = pairs(good);
             let library = tokenizers::Tokenizer::from_bytes(&text).unwrap();
-            assert_eq!(written(&read(text.as_bytes()).unwrap()), written(&library), "{good}");
+            assert_eq!(written(&read(text.as_bytes()).unwrap().0), written(&library), "{good}");
         }
         for odd in [r#"["ab"]"#, r#"["a b c"]"#, r#"[["a"]]"#, r#"[["a","b","c"]]"#, r#"["a c"]"#] {
             assert!(read(pairs(odd).as_bytes()).is_none(), "{odd}");
