@@ -16,7 +16,7 @@ use axum::response::{IntoResponse as _, Response};
 use bytes::Bytes;
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Limited};
-use memchr::memmem;
+use memchr::{memchr, memmem};
 use serde::Deserialize;
 use serde_json::Value;
 use smelt_runtime::prepare::ImageUsage;
@@ -269,13 +269,18 @@ struct EventWatch {
 
 impl EventWatch {
     fn take(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            match byte {
-                b'\n' => self.line_ends(),
-                byte if self.line.len() < EVENT_BYTES_MAX => self.line.push(*byte),
-                _ => {}
-            }
+        let mut rest = bytes;
+        while let Some(end) = memchr(b'\n', rest) {
+            self.line_goes_on(&rest[..end]);
+            self.line_ends();
+            rest = &rest[end + 1..];
         }
+        self.line_goes_on(rest);
+    }
+
+    fn line_goes_on(&mut self, bytes: &[u8]) {
+        let room = EVENT_BYTES_MAX - self.line.len();
+        self.line.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
     fn line_ends(&mut self) {
