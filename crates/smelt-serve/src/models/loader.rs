@@ -400,6 +400,10 @@ impl<E: Display> Loader<E> {
     /// Unloads a model if the machine runs out of memory.
     fn relieve(&mut self) {
         let (places, loaded) = self.loaded();
+        if loaded.len() < 2 {
+            // Who was asked last stays, however little memory is left.
+            return;
+        }
         let (available, total) = memory();
         if let Some(at) = room::relieve(&loaded, available, total) {
             self.unload(places[at], "the machine runs out of memory");

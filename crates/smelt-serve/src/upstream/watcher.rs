@@ -17,7 +17,7 @@ use super::keeper::{Bounds, Keeper, Look, Verdict};
 /// How often it is looked at: while it starts, and afterwards.
 const STARTING_TICK: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(500);
-/// How often it is asked how it is, once it is well.
+/// How often it is asked how it is, once it is well, and what it holds.
 const HEALTH_PERIOD: Duration = Duration::from_secs(5);
 
 /// How a server is started.
@@ -301,15 +301,17 @@ impl Watched {
             *asked_at = Some(at);
             child.health(&self.0.launch.spec.health)
         });
-        let memory_bytes = child.memory_bytes();
-        self.0.memory_bytes.store(memory_bytes, Ordering::Relaxed);
+        // Where it is not held to a number it is only told of, and each look takes some of its time.
+        if is_due || self.0.launch.spec.memory_bytes_max.is_some() {
+            self.0.memory_bytes.store(child.memory_bytes(), Ordering::Relaxed);
+        }
         Look {
             at: self.0.begun.elapsed(),
             ended,
             health,
             heard_at: Duration::from_millis(self.0.heard_ms.load(Ordering::Relaxed)),
             live: self.0.live.load(Ordering::Acquire),
-            memory_bytes,
+            memory_bytes: self.0.memory_bytes.load(Ordering::Relaxed),
         }
     }
 
