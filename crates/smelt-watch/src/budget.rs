@@ -47,8 +47,10 @@ impl Budget {
         if let Some(rss_bytes_max) = self.rss_bytes_max.filter(|&max| rss_bytes > max) {
             return Some(Broken::Memory { rss_bytes, rss_bytes_max });
         }
-        let is_over =
-            |&max: &Duration| elapsed.saturating_sub(excused.min(max * EXCUSED_TIMES_MAX)) > max;
+        // A limit may be as long as its field can say.
+        let is_over = |&max: &Duration| {
+            elapsed.saturating_sub(excused.min(max.saturating_mul(EXCUSED_TIMES_MAX))) > max
+        };
         let duration_max = self.duration_max.filter(is_over)?;
         Some(Broken::Time { duration_max })
     }
@@ -90,5 +92,6 @@ mod tests {
         check((None, Some(5)), (0, 15, 9), time);
         check((None, Some(5)), (0, 20, 100), None);
         check((None, Some(5)), (0, 21, 100), time);
+        check((None, Some(u64::MAX)), (0, 21, 100), None);
     }
 }
