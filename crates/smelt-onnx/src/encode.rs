@@ -49,6 +49,14 @@ pub enum WriteError {
     },
 }
 
+/// The file of `model`, which is one or a directory with a [`MODEL_FILE`], and the directory in which its weights lie.
+pub fn located(model: &Path) -> (PathBuf, PathBuf) {
+    let file = if model.is_dir() { model.join(MODEL_FILE) } else { model.to_owned() };
+    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
+    let dir = dir.unwrap_or(Path::new(".")).to_owned();
+    (file, dir)
+}
+
 impl Model {
     /// Writes the model as [`MODEL_FILE`] in `dir`; its external data must be written there
     /// too.  Equal models give equal bytes.

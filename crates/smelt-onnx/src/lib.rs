@@ -25,7 +25,7 @@ pub use builder::{GraphBuilder, Value};
 pub use check::{CheckError, IR_VERSION_MAX, IR_VERSION_MIN, OPSET_MAX, OPSET_MIN, check};
 pub use decode::ReadError;
 pub use element_type::ElementType;
-pub use encode::{MODEL_FILE, WriteError};
+pub use encode::{MODEL_FILE, WriteError, located};
 pub use external::{
     DATA_FILE, DataError, ExternalData, TENSOR_ALIGNMENT_BYTES, TensorWriter, read_initializer,
 };

@@ -301,6 +301,8 @@ fn the_stand_in_refuses_what_the_program_refuses() {
     let board = Board::building("");
     fs::write(board.world.path("m.onnx"), DETECTOR).unwrap();
     fs::write(board.world.path("cut.onnx"), &DETECTOR[..DETECTOR.len() / 2]).unwrap();
+    board.world.write("old.cache", "TRT-8601-EntropyCalibration2\nimages: 3c010a14\n");
+    board.world.write("zero.cache", "TRT-100300-EntropyCalibration2\nimages: 00000000\n");
     let run = |arguments: &[&str]| {
         let mut command = Command::new(board.program());
         ended(command.args(arguments).current_dir(board.world.path("")))
@@ -332,12 +334,6 @@ fn the_stand_in_refuses_what_the_program_refuses() {
         ("--calib=old.cache", "does not match calibrator algorithm type"),
         ("--calib=zero.cache", "the scale of images is 0.0"),
     ] {
-        for (file, text) in [
-            ("old.cache", "TRT-8601-EntropyCalibration2\nimages: 3c010a14\n"),
-            ("zero.cache", "TRT-100300-EntropyCalibration2\nimages: 00000000\n"),
-        ] {
-            fs::write(board.world.path(file), text).unwrap();
-        }
         let good = if bad.starts_with("--calib") { &with_int8[..] } else { &good[..] };
         let ended = run(&[good, &[bad]].concat());
         assert_eq!(ended.code, Some(1), "{bad}: {}", ended.stdout);

@@ -9,15 +9,13 @@ use smelt_backend::{GraphInput, Tensor};
 use smelt_engine::engine_file::{EngineWriter, Unsealed};
 use smelt_engine::graph::{GraphEngine, GraphFile, KIND};
 use smelt_model::export::GRIDS_FILE;
-use smelt_onnx::{ElementType, Initializer, Model};
+use smelt_onnx::{ElementType, Initializer, MODEL_FILE, Model, located};
 
 use super::convert::{Converted, convert};
 use super::pack::{Packing, products};
 use super::{Options, grids, unfit};
 use crate::BuildError;
 
-/// The graph's file in its directory.
-pub(super) const MODEL_FILE: &str = "model.onnx";
 /// How the inputs that hold a decoder's cache begin.
 const CACHE_INPUT: &str = "past_key_values.";
 /// Open dimensions behind an input's first are this large when the engine is tried: a short text.
@@ -46,12 +44,12 @@ pub fn build(
     if onnx_dir.join(GRIDS_FILE).exists() {
         return grids::build(onnx_dir, &options, out_dir, progress);
     }
-    build_one((onnx_dir, MODEL_FILE), &options, out_dir, progress)
+    build_one(&onnx_dir.join(MODEL_FILE), &options, out_dir, progress)
 }
 
 /// As [`build`], of the graph in a file of any name, beside which its weights lie.
 pub(super) fn build_one(
-    model: (&Path, &str),
+    model: &Path,
     options: &Options,
     out_dir: &Path,
     progress: &mut dyn FnMut(&str),
@@ -84,16 +82,16 @@ impl PlanCheck for AnyPlan {
     }
 }
 
-/// Packs the graph of a file in `onnx_dir` and runs it once; the engine still lacks its `engine.json`.
+/// Packs the graph in the file `model` and runs it once; the engine still lacks its `engine.json`.
 pub(super) fn tried(
-    (onnx_dir, file): (&Path, &str),
+    model: &Path,
     options: &Options,
     out_dir: &Path,
     check: &mut dyn PlanCheck,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Unsealed<GraphFile>, BuildError> {
-    let source = Source::read(onnx_dir, file)?.planned(options, check);
-    let Source { graph, constants, inputs, path } = source;
+    let source = Source::read(model)?.planned(options, check);
+    let Source { graph, constants, inputs, path, dir } = source;
     let given = graph.inputs.clone();
     let write_error = |source| BuildError::Write { dir: out_dir.to_owned(), source };
     let mut writer = EngineWriter::create(out_dir).map_err(write_error)?;
@@ -102,7 +100,7 @@ pub(super) fn tried(
     for constant in &constants {
         tally.begin(constant, progress);
         let product = graph.products.get(&constant.name);
-        let one = Packing { constant, dir: onnx_dir, product, precision: options.precision };
+        let one = Packing { constant, dir: &dir, product, precision: options.precision };
         one.put(&constant.name, (&path, out_dir), &mut writer)?;
     }
     let mut unsealed = writer.finish(KIND, graph).map_err(write_error)?;
@@ -131,21 +129,23 @@ pub(super) struct Source {
     /// What it is tried with.
     pub(super) inputs: Vec<Tensor>,
     pub(super) path: PathBuf,
+    /// In which its weights lie.
+    pub(super) dir: PathBuf,
 }
 
 impl Source {
-    /// Reads the graph `file` of `dir` and judges it; no weight is read.
-    pub(super) fn read(dir: &Path, file: &str) -> Result<Self, BuildError> {
-        let path = dir.join(file);
+    /// Reads the graph of a file and judges it; no weight is read.
+    pub(super) fn read(model: &Path) -> Result<Self, BuildError> {
+        let (path, dir) = located(model);
         let model = Model::read(&path)?;
-        smelt_onnx::check(&model, dir)
+        smelt_onnx::check(&model, &dir)
             .map_err(|source| BuildError::Check { path: path.clone(), source })?;
         let graph_error = |problem| unfit(&path, problem);
         let Converted { mut graph, constants } = convert(model).map_err(graph_error)?;
         judge(&graph).map_err(graph_error)?;
         graph.products = products(&graph, &constants);
         let inputs = tried_inputs(&graph.inputs).map_err(graph_error)?;
-        Ok(Self { graph, constants, inputs, path })
+        Ok(Self { graph, constants, inputs, path, dir })
     }
 
     /// The same, planned by the tactics of `options` and with the products that whoever runs it reads.

@@ -12,6 +12,7 @@ use smelt_cuda::graph::{LAYOUT, check, head_of};
 use smelt_engine::engine_file::{KernelsEntry, Unsealed, kernels_entry};
 use smelt_engine::graph::{GraphEngine, GraphFile, GridsFile};
 use smelt_model::export::GRIDS_FILE;
+use smelt_onnx::MODEL_FILE;
 
 use super::build::{self, PlanCheck};
 use super::{Options, Precision, grids};
@@ -44,13 +45,8 @@ pub fn pack_for_card(
     let unsealed = if onnx_dir.join(GRIDS_FILE).exists() {
         Either::Grids(Box::new(grids::tried(onnx_dir, &options, out_dir, &mut heads, progress)?))
     } else {
-        Either::One(Box::new(build::tried(
-            (onnx_dir, build::MODEL_FILE),
-            &options,
-            out_dir,
-            &mut heads,
-            progress,
-        )?))
+        let model = onnx_dir.join(MODEL_FILE);
+        Either::One(Box::new(build::tried(&model, &options, out_dir, &mut heads, progress)?))
     };
     Ok(PackedForCard { dir: out_dir.to_owned(), unsealed, head: heads.most })
 }

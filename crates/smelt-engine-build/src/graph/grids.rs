@@ -40,7 +40,7 @@ pub(super) fn tried(
 ) -> Result<Unsealed<GridsFile>, BuildError> {
     let list = GridList::read(onnx_dir)?;
     let read = |entry: &(Grid, String)| {
-        Ok((entry.0, Source::read(onnx_dir, &entry.1)?.planned(options, check)))
+        Ok((entry.0, Source::read(&onnx_dir.join(&entry.1))?.planned(options, check)))
     };
     let sources = list.grids.iter().map(read).collect::<Result<Vec<_>, BuildError>>()?;
     let paths: Vec<_> = sources.iter().map(|(_, source)| source.path.clone()).collect();

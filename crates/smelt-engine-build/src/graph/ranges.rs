@@ -4,7 +4,6 @@
 //! every value of floats is counted.  Knows nothing of pictures, and of no program that reads the ranges.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -14,7 +13,7 @@ use smelt_backend::{GraphInput, Tensor};
 use smelt_engine::graph::GraphEngine;
 
 use super::Precision;
-use super::build::{MODEL_FILE, build_one};
+use super::build::build_one;
 use super::histogram::{Histogram, Method};
 use crate::BuildError;
 
@@ -120,13 +119,7 @@ impl Observer {
         scratch: &Path,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, BuildError> {
-        let name = model.file_name().and_then(OsStr::to_str).filter(|_| !model.is_dir());
-        let (dir, file) = match name {
-            Some(file) => (model.parent().unwrap_or(Path::new("")), file),
-            None => (model, MODEL_FILE),
-        };
-        let dir = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-        build_one((dir, file), &Precision::F32.into(), scratch, progress)?;
+        build_one(model, &Precision::F32.into(), scratch, progress)?;
         Ok(Self { engine: GraphEngine::open(scratch)?, seen: BTreeMap::new(), runs: 0 })
     }
 

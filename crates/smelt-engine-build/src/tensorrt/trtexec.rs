@@ -84,10 +84,8 @@ pub fn build(
     let (mut plans, mut last) = (Vec::new(), TrtexecReport::default());
     for source in &sources {
         let path = out_dir.join(&source.plan);
-        let request = TrtexecRequest {
-            calibration: calibration.as_deref(),
-            ..request(source, settings, options, [&path, &timing])
-        };
+        let request =
+            request(source, settings, options, ([&path, &timing], calibration.as_deref()));
         let report = run_one(&request, tools, progress)?;
         let bytes = fs::metadata(&path).map(|meta| meta.len()).ok();
         if let Some(fault) = report.fault(bytes, settings.target.0, options.dla.is_some()) {
@@ -107,7 +105,7 @@ fn request<'a>(
     source: &'a Source,
     settings: &PlanSettings,
     options: &'a Options,
-    [plan, timing]: [&'a Path; 2],
+    ([plan, timing], calibration): ([&'a Path; 2], Option<&'a Path>),
 ) -> TrtexecRequest<'a> {
     TrtexecRequest {
         onnx: &source.path,
@@ -115,7 +113,7 @@ fn request<'a>(
         timing,
         shapes: &source.shapes,
         precision: options.precision,
-        calibration: None,
+        calibration,
         workspace_bytes: settings.workspace_bytes,
         level: settings.level,
         aux_streams: options.aux_streams,
@@ -185,8 +183,7 @@ fn check(
         (Precision::Int8, true, Some(_)) => Some(
             "the graph has QuantizeLinear, whose scales count alone (TensorRT asks no calibrator then): leave out \"calibration\"",
         ),
-        (Precision::Int8, ..) | (_, _, None) => None,
-        (_, _, Some(_)) => Some("\"calibration\" is of precision = \"int8\""),
+        _ => None,
     };
     if let Some(why) = why {
         return Err(TensorRtError::Unfit(why.to_owned()));

@@ -7,12 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use half::f16;
-
 use super::RuleError;
 use super::head::Weight;
 use super::insert_cast::is_called;
 use super::patch::Patch;
+use super::quantise::{scale, scale_bytes};
 use super::quantize_head::HeadScheme;
 use super::rounding::{OPSET_AXIS, OPSET_FLOAT_TYPES, Rounding};
 use crate::ElementType;
@@ -129,7 +128,10 @@ impl<'m> Rounded<'_, 'm> {
         if let Some(real) = self.real.get(value) {
             return real.clone();
         }
-        let scale = self.constant(format!("{value}_scale"), dtype, scale_bytes(threshold, dtype));
+        // Of what is always zero any range will do.
+        let reach = if threshold > 0.0 { threshold } else { 1.0 };
+        let scale = scale_bytes(dtype, &[scale(dtype, reach, CODE_MAX)]);
+        let scale = self.constant(format!("{value}_scale"), dtype, scale);
         let zero = self.constant(format!("{value}_zero"), ElementType::I8, vec![0]);
         let [codes, real] =
             ["int8", "real"].map(|word| self.rounding.free_name(&format!("{value}_{word}")));
@@ -147,19 +149,5 @@ impl<'m> Rounded<'_, 'm> {
             Initializer { name: name.clone(), dtype, dims: Vec::new(), data: Data::Inline(bytes) };
         self.rounding.patch.add_initializers.push(tensor);
         name
-    }
-}
-
-/// The scale whose 127 codes reach `threshold`; one of nothing would be refused, and of zeros any will do.
-fn scale_bytes(threshold: f32, dtype: ElementType) -> Vec<u8> {
-    let scale = (if threshold > 0.0 { threshold } else { 1.0 }) / CODE_MAX;
-    match dtype {
-        ElementType::F16 => {
-            f16::from_f32(scale).clamp(f16::MIN_POSITIVE, f16::MAX).to_le_bytes().to_vec()
-        }
-        ElementType::Bf16 => {
-            half::bf16::from_f32(scale.max(f32::MIN_POSITIVE)).to_le_bytes().to_vec()
-        }
-        _ => scale.max(f32::MIN_POSITIVE).to_le_bytes().to_vec(),
     }
 }

@@ -38,7 +38,7 @@ pub use set_batch::set_batch;
 pub use split_head::{PARTS_MAX, split_head};
 pub use to_opset::{TARGET_MAX, TARGET_MIN, to_opset};
 
-use crate::encode::MODEL_FILE;
+use crate::encode::located;
 use crate::model::Model;
 use crate::{CheckError, ElementType, ReadError, check};
 
@@ -240,15 +240,11 @@ pub fn apply_heard(
     consume: Consume,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Report, ApplyError> {
-    let path = if source.is_dir() { source.join(MODEL_FILE) } else { source.to_owned() };
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
+    let (path, dir) = located(source);
     let model = Model::read(&path)?;
-    check(&model, dir).map_err(|source| ApplyError::Before { path: path.clone(), source })?;
+    check(&model, &dir).map_err(|source| ApplyError::Before { path: path.clone(), source })?;
     let patch = rule
-        .patch(&model, dir)
+        .patch(&model, &dir)
         .map_err(|source| ApplyError::Rule { path: path.clone(), source })?;
     let given = patch.clone().unwrap_or_default();
     let next =

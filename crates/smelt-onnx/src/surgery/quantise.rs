@@ -82,26 +82,28 @@ impl Quantisation {
         if self.is_4_bit() { (-8.0, 7.0) } else { (-127.0, 127.0) }
     }
 
-    /// The scale for a largest magnitude, as it will be read back; more than nothing, since TensorRT takes no other.
     fn scale(&self, largest: f32) -> f32 {
-        let scale = largest / self.limits().1;
-        match self.scale.dtype {
-            ElementType::F16 => f16::from_f32(scale).max(f16::MIN_POSITIVE).to_f32(),
-            ElementType::Bf16 => bf16::from_f32(scale).max(bf16::MIN_POSITIVE).to_f32(),
-            _ => scale.max(f32::MIN_POSITIVE),
-        }
+        scale(self.scale.dtype, largest, self.limits().1)
     }
+}
 
-    fn scale_bytes(&self, scales: &[f32]) -> Vec<u8> {
-        match self.scale.dtype {
-            ElementType::F16 => {
-                scales.iter().flat_map(|s| f16::from_f32(*s).to_le_bytes()).collect()
-            }
-            ElementType::Bf16 => {
-                scales.iter().flat_map(|s| bf16::from_f32(*s).to_le_bytes()).collect()
-            }
-            _ => scales.iter().flat_map(|s| s.to_le_bytes()).collect(),
-        }
+/// The scale of type `dtype` by which the code `most` stands for a largest magnitude, as it will be read back; more than
+/// nothing, since TensorRT takes no other.
+pub(super) fn scale(dtype: ElementType, largest: f32, most: f32) -> f32 {
+    let scale = largest / most;
+    match dtype {
+        ElementType::F16 => f16::from_f32(scale).clamp(f16::MIN_POSITIVE, f16::MAX).to_f32(),
+        ElementType::Bf16 => bf16::from_f32(scale).max(bf16::MIN_POSITIVE).to_f32(),
+        _ => scale.max(f32::MIN_POSITIVE),
+    }
+}
+
+/// Scales of type `dtype` as they are stored.
+pub(super) fn scale_bytes(dtype: ElementType, scales: &[f32]) -> Vec<u8> {
+    match dtype {
+        ElementType::F16 => scales.iter().flat_map(|s| f16::from_f32(*s).to_le_bytes()).collect(),
+        ElementType::Bf16 => scales.iter().flat_map(|s| bf16::from_f32(*s).to_le_bytes()).collect(),
+        _ => scales.iter().flat_map(|s| s.to_le_bytes()).collect(),
     }
 }
 
@@ -189,7 +191,7 @@ impl Pass<'_> {
     }
 
     fn write_scales(&mut self, scales: &[f32]) -> Result<(), QuantiseError> {
-        let bytes = self.plan.scale_bytes(scales);
+        let bytes = scale_bytes(self.plan.scale.dtype, scales);
         self.codes.target.write_all_at(&bytes, self.scale_at)?;
         self.scale_at += bytes.len() as u64;
         Ok(())

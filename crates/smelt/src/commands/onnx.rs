@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use smelt_engine_build::graph::Ranges;
 use smelt_onnx::surgery::{Consume, Parts, Report, Rule, apply};
 use smelt_onnx::target::{Finding, Severity, findings};
-use smelt_onnx::{ElementType, Inspection, Large, MODEL_FILE, Model, Port, check, inspect};
+use smelt_onnx::{ElementType, Inspection, Large, Model, Port, check, inspect, located};
 use smelt_plan::quantity;
 
 use crate::atomic_dir::{AtomicDir, go_through};
@@ -60,7 +60,7 @@ pub(crate) fn run(command: &OnnxCommand) -> Result<Exit, Failed> {
         }
         OnnxCommand::Calibrate { model, images, method, pixels, side, out } => {
             let pictures = pictures(images)?;
-            let (method, pixels, side) = (Some(*method), Some(*pixels), *side);
+            let (method, pixels, side) = (*method, *pixels, *side);
             calibrate(&AskedOfGraph { model, pictures, method, pixels, side }, out)?;
         }
         OnnxCommand::InsertQdq { model, calibration, except, output } => {
@@ -118,18 +118,19 @@ fn summary(report: &Report, out: &Path) -> String {
 struct Read {
     model: Model,
     file: PathBuf,
+    /// In which its weights lie.
+    dir: PathBuf,
 }
 
 fn read(model: &Path) -> Result<Read, Failed> {
-    let file = if model.is_dir() { model.join(MODEL_FILE) } else { model.to_owned() };
-    Ok(Read { model: Model::read(&file).map_err(Failed::model)?, file })
+    let (file, dir) = located(model);
+    Ok(Read { model: Model::read(&file).map_err(Failed::model)?, file, dir })
 }
 
 fn judge(model: &Path, target: Option<Judge>, json: bool) -> Result<(), Failed> {
     let at = |error: &dyn Display| Failed::model(format!("{}: {error}", model.display()));
     let read = read(model)?;
-    let dir = read.file.parent().filter(|dir| !dir.as_os_str().is_empty());
-    check(&read.model, dir.unwrap_or(Path::new("."))).map_err(|error| at(&error))?;
+    check(&read.model, &read.dir).map_err(|error| at(&error))?;
     let found = match target {
         Some(Judge::Rules(_, target)) => {
             findings(&read.model, &read.file, target).map_err(|error| at(&error))?

@@ -16,12 +16,10 @@ use smelt_deploy::text_files::TextFiles;
 use smelt_engine::vision as engines;
 use smelt_model::calibrate::{Options, calibrate};
 use smelt_model::checkpoint::Checkpoint;
-use smelt_model::export::GRIDS_FILE;
 use smelt_model::model::Tile;
 use smelt_model::price::calibrating;
 use smelt_model::reference::{self, PromptEmbeds};
-use smelt_onnx::MODEL_FILE;
-use smelt_plan::kind::calibrate::Calibrate;
+use smelt_plan::kind::calibrate::{Calibrate, PixelScale, RangeMethod};
 use smelt_plan::plan::Stage;
 use smelt_runtime::accuracy::golden::PROMPTS_FILE;
 use smelt_runtime::accuracy::question;
@@ -107,8 +105,8 @@ fn products(checkpoints: &Checkpoints<'_>, stage: &Stage) -> Option<f64> {
 
 fn run(request: &Request) -> Result<(), Failed> {
     let params: Calibrate = request.typed()?;
-    if let Some(model) = request.optional_input("onnx") {
-        return of_graph(request, &params, model);
+    if request.optional_input("onnx").is_some() {
+        return of_graph(request, &params);
     }
     let checkpoint = request.checkpoint("checkpoint")?;
     let Calibrate { mut texts, tokens, .. } = params;
@@ -128,14 +126,11 @@ fn run(request: &Request) -> Result<(), Failed> {
     watch(&checkpoint, &asked, &request.out, &mut say)
 }
 
-fn of_graph(request: &Request, params: &Calibrate, model: &Path) -> Result<(), Failed> {
-    if !model.join(MODEL_FILE).exists() && model.join(GRIDS_FILE).exists() {
-        return Err(Failed::model(format!(
-            "{} holds graphs for several grids and no {MODEL_FILE}; one is calibrated: export one grid for it",
-            model.display()
-        )));
-    }
+fn of_graph(request: &Request, params: &Calibrate) -> Result<(), Failed> {
+    let model = request.only_graph("one is calibrated")?;
     let &Calibrate { method, pixels, side, .. } = params;
+    let method = method.unwrap_or(RangeMethod::Entropy);
+    let pixels = pixels.unwrap_or(PixelScale::Unit);
     let pictures = pictures(request.input("images")?)?;
     let asked = AskedOfGraph { model, pictures, method, pixels, side };
     graph::watch(&asked, &env::temp_dir(), &request.out, &mut say)

@@ -7,9 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use smelt_engine_build::graph::Ranges;
-use smelt_model::export::GRIDS_FILE;
+use smelt_onnx::ElementType;
 use smelt_onnx::surgery::{Consume, HeadScheme, Parts, Rule, apply_heard};
-use smelt_onnx::{ElementType, MODEL_FILE};
 use smelt_plan::kind;
 use smelt_plan::kind::graph_surgery::{GraphSurgery, HeadPrecision, SurgeryRule};
 use smelt_plan::kind::words::FloatType;
@@ -42,13 +41,7 @@ fn refusal(_: &Checkpoints<'_>, stage: &Stage) -> Option<String> {
 const CALIBRATION: &str = "calibration";
 
 fn run(request: &Request) -> Result<(), Failed> {
-    let from = request.input("onnx")?;
-    if !from.join(MODEL_FILE).exists() && from.join(GRIDS_FILE).exists() {
-        return Err(Failed::model(format!(
-            "{} holds graphs for several grids and no {MODEL_FILE}; a rule changes one: export one grid for it",
-            from.display()
-        )));
-    }
+    let from = request.only_graph("a rule changes one")?;
     // A rule makes a directory of its own, whole or not at all; its files move up from there.
     let made = request.out.join("made");
     let rule = rule(request.typed()?, request.optional_input(CALIBRATION))?;

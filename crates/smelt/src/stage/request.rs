@@ -11,6 +11,8 @@ use smelt_backend::Witness;
 use smelt_cuda::tactics::CardTactics;
 use smelt_engine::tactics::Tactics;
 use smelt_model::checkpoint::Checkpoint;
+use smelt_model::export::GRIDS_FILE;
+use smelt_onnx::MODEL_FILE;
 use smelt_plan::Kind;
 use smelt_plan::kind;
 use smelt_store::HashedFile;
@@ -106,6 +108,18 @@ impl Request {
     /// Has inputs compared with their digests: `told` hears of the bytes, and what the store has hashed is not read again.
     pub(crate) fn witness<F: FnMut(u64)>(&self, told: F) -> impl Witness {
         InputsWitness { hashed: &self.hashed, told }
+    }
+
+    /// The graph of the input `onnx`, which is one and not several for sizes of pictures, of which `what` is done.
+    pub(crate) fn only_graph(&self, what: &str) -> Result<&Path, Failed> {
+        let graph = self.input("onnx")?;
+        if !graph.join(MODEL_FILE).exists() && graph.join(GRIDS_FILE).exists() {
+            return Err(Failed::model(format!(
+                "{} holds graphs for several grids and no {MODEL_FILE}; {what}: export one grid for it",
+                graph.display()
+            )));
+        }
+        Ok(graph)
     }
 
     /// The checkpoint an edge names.

@@ -24,8 +24,8 @@ pub(crate) struct AskedOfGraph<'a> {
     /// A file, or a directory with a `model.onnx`.
     pub(crate) model: &'a Path,
     pub(crate) pictures: Vec<PathBuf>,
-    pub(crate) method: Option<RangeMethod>,
-    pub(crate) pixels: Option<PixelScale>,
+    pub(crate) method: RangeMethod,
+    pub(crate) pixels: PixelScale,
     /// Pixels on the sides that the graph leaves open.
     pub(crate) side: Option<usize>,
 }
@@ -41,18 +41,17 @@ pub(crate) fn watch(
     let mut observer = Observer::open(asked.model, &scratch, progress).map_err(Failed::model)?;
     let shape = Shape::of(observer.inputs(), asked.side)
         .map_err(|why| Failed::model(format!("{}: {why}", asked.model.display())))?;
-    let pixels = asked.pixels.unwrap_or(PixelScale::Unit);
     progress(&format!(
         "{} by {} pixels, {}, by the method {}",
         shape.width,
         shape.height,
-        words(pixels),
-        asked.method.unwrap_or(RangeMethod::Entropy).word()
+        words(asked.pixels),
+        asked.method.word()
     ));
     let (all, mut done) = (asked.pictures.len(), 0);
     for batch in asked.pictures.chunks(shape.batch) {
         progress(&format!("[{done}/{all}] seeing {}", batch[0].display()));
-        observer.run(vec![shape.tensor(batch, scale(pixels))?]).map_err(Failed::model)?;
+        observer.run(vec![shape.tensor(batch, scale(asked.pixels))?]).map_err(Failed::model)?;
         done += batch.len();
     }
     let ranges = observer.ranges(method(asked.method));
@@ -143,8 +142,8 @@ fn words(pixels: PixelScale) -> &'static str {
     }
 }
 
-fn method(word: Option<RangeMethod>) -> Method {
-    match word.unwrap_or(RangeMethod::Entropy) {
+fn method(word: RangeMethod) -> Method {
+    match word {
         RangeMethod::Entropy => Method::Entropy,
         RangeMethod::Max => Method::Max,
         RangeMethod::Percentile => Method::Percentile,
