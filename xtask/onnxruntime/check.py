@@ -211,8 +211,29 @@ def main(smelt, golden, work):
     for name, graph in [
         ("yolo-tiny", Path(golden) / "yolo-tiny" / "yolo.onnx"),
         ("internvl3-tiny", Path(work) / "internvl3-tiny" / "vision-f32" / "model.onnx"),
+        ("qwen2_5_vl-tiny", one_grid(smelt, Path(golden) / "qwen2_5_vl-tiny", Path(work))),
+        ("qwen3_vl-tiny", one_grid(smelt, Path(golden) / "qwen3_vl-tiny", Path(work))),
     ]:
         check_integers(smelt, name, graph, Path(work) / "integers" / name)
+
+
+def one_grid(smelt, folder, work):
+    """The tower of a checkpoint, exported for the first of the sizes of its cases."""
+    sizes = sorted(m[1] for case in cases_of(folder) if (m := re.fullmatch(r"vision-(\d+x\d+)", case)))
+    out = work / "one-grid" / folder.name
+    export(smelt, folder, "vision", "f32", sizes[:1], out)
+    return out / "model.onnx"
+
+
+def patches_of(pixels, cut):
+    """Patches [patches, channels * frames * side * side] of an image of one frame, as transformers' Qwen2VLImageProcessor
+    cuts them: image token by image token."""
+    side, merge, frames = (cut[key] for key in ("patch_size", "merge_size", "temporal_patch_size"))
+    height, width, channels = pixels.shape
+    rows, columns = height // side // merge, width // side // merge
+    planes = np.stack([pixels.transpose(2, 0, 1)] * frames)
+    cuts = planes.reshape(frames, channels, rows, merge, side, columns, merge, side)
+    return cuts.transpose(2, 5, 3, 6, 1, 0, 4, 7).reshape(rows * columns * merge * merge, -1)
 
 
 def write_png(path, pixels):
@@ -255,21 +276,28 @@ def check_integers(smelt, name, graph, work):
 
     whole = session(graph)
     [given] = whole.get_inputs()
-    _, _, height, width = given.shape
+    if len(given.shape) == 4:
+        height, width = given.shape[2:]
+        cut = lambda pixels: pixels.transpose(2, 0, 1)[None]
+    else:
+        record = json.loads((graph.parent / "grids.json").read_text())
+        [grid] = record["grids"]
+        height, width = grid["height"], grid["width"]
+        cut = lambda pixels: patches_of(pixels, record)
     seen = list(pictures_of(height, width, 6))
     (work / "seen").mkdir()
     for at, pixels in enumerate(seen):
         write_png(work / "seen" / f"{at}.png", pixels)
     ran("calibrate", graph, "--images", work / "seen", "--out", work / "max", "--method", "max")
     ranges = json.loads((work / "max" / "ranges.json").read_text())["values"]
-    planes = lambda pixels: {given.name: pixels.transpose(2, 0, 1)[None].astype(np.float32) / 255}
+    fed = lambda pixels: {given.name: cut(pixels).astype(np.float32) / 255}
 
     # Values from the first to the last, given by a graph that ends with them.
     values = sorted(set(ranges) - {given.name})[:: max(1, len(ranges) // 12)]
     outputs = [word for value in values for word in ("--output", value)]
     ran("extract", graph, *outputs, "--out", work / "inside")
     inside = session(work / "inside" / "model.onnx")
-    found = [inside.run(values, planes(pixels)) for pixels in seen]
+    found = [inside.run(values, fed(pixels)) for pixels in seen]
     for at, value in enumerate(values):
         least = min(float(run[at].min()) for run in found)
         most = max(float(run[at].max()) for run in found)
@@ -278,7 +306,7 @@ def check_integers(smelt, name, graph, work):
         if abs(said["min"] - least) > room or abs(said["max"] - most) > room:
             raise SystemExit(f"{name}: {value} lies between {least} and {most}; smelt saw {said}")
 
-    another = planes(list(pictures_of(height, width, 7))[6])
+    another = fed(list(pictures_of(height, width, 7))[6])
     before = whole.run(None, another)
     for method in ("max", "entropy"):
         folder = work / f"by-{method}"

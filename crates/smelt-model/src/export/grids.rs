@@ -23,6 +23,9 @@ pub const GRIDS_FILE: &str = "grids.json";
 /// Version of [`GRIDS_FILE`]'s form.
 const FORMAT: u32 = 1;
 
+/// Colours of pictures.
+const CHANNELS: usize = 3;
+
 /// The longest [`GRIDS_FILE`] read: as many grids as there may be take 10 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -37,6 +40,8 @@ pub struct GridsError {
 /// The graphs of an exported model, and the sizes of pictures they are for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GridList {
+    /// How they cut pictures.
+    pub patching: Patching,
     /// Each with its file beside the list; at least one.
     pub grids: Vec<(Grid, String)>,
 }
@@ -55,6 +60,7 @@ impl GridList {
         read.map_err(|error| failed(error.to_string()))?;
         let record: Record =
             serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
+        let patching = record.patching();
         let count = record.grids.len();
         if record.format != FORMAT || !(1..=GRIDS_MAX).contains(&count) {
             let format = record.format;
@@ -66,7 +72,7 @@ impl GridList {
             !is_plain(file) || grids[..*at].iter().any(|(other, _)| other == grid)
         }) {
             Some((_, (grid, file))) => Err(failed(format!("grid {grid} in file {file:?}"))),
-            None => Ok(Self { grids }),
+            None => Ok(Self { patching, grids }),
         }
     }
 }
@@ -81,6 +87,13 @@ struct Record {
     merge_size: usize,
     temporal_patch_size: usize,
     grids: Vec<Entry>,
+}
+
+impl Record {
+    fn patching(&self) -> Patching {
+        let &Self { patch_size: patch, merge_size: merge, temporal_patch_size: frames, .. } = self;
+        Patching { patch, merge, frames, channels: CHANNELS }
+    }
 }
 
 /// One graph.

@@ -6,8 +6,10 @@ use std::path::{Path, PathBuf};
 
 use smelt_backend::{GraphInput, Tensor};
 use smelt_engine_build::graph::{Method, Observer};
+use smelt_model::export::{GRIDS_FILE, GridList};
+use smelt_onnx::located;
 use smelt_plan::kind::calibrate::{PixelScale, RangeMethod};
-use smelt_runtime::image::{Image, Scale, resize};
+use smelt_runtime::image::{Image, Patching, Scale, Size, resize};
 use smelt_tensorrt::{CALIBRATION_FILE, CalibrationCache};
 
 use crate::exit::{Exit, Failed};
@@ -39,7 +41,10 @@ pub(crate) fn watch(
 ) -> Result<(), Failed> {
     let scratch = scratch.join(SCRATCH_DIR);
     let mut observer = Observer::open(asked.model, &scratch, progress).map_err(Failed::model)?;
-    let shape = Shape::of(observer.inputs(), asked.side)
+    let beside = located(asked.model).1;
+    let list = beside.join(GRIDS_FILE).exists().then(|| GridList::read(&beside)).transpose();
+    let list = list.map_err(Failed::model)?;
+    let shape = Shape::of(observer.inputs(), asked.side, list.as_ref())
         .map_err(|why| Failed::model(format!("{}: {why}", asked.model.display())))?;
     progress(&format!(
         "{} by {} pixels, {}, by the method {}",
@@ -67,17 +72,41 @@ pub(crate) fn watch(
     Ok(())
 }
 
-/// What a graph reads: pictures in planes.
+/// What a graph reads: pictures in planes, or cut into patches.
 #[derive(Debug, PartialEq, Eq)]
 struct Shape {
     batch: usize,
     height: usize,
     width: usize,
+    cut: Option<Cut>,
+}
+
+/// Patches of one picture as Qwen-VL's towers read them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    /// Pixels on a side of a patch, patches on a side of an image token, frames of a patch.
+    patch: usize,
+    merge: usize,
+    frames: usize,
+}
+
+impl Cut {
+    fn patches(self, pixels: &[u8], size: Size, scale: Scale) -> Vec<f32> {
+        let Self { patch, merge, frames } = self;
+        let (min_pixels, max_pixels) = (1, Patching::PIXELS_MAX);
+        let patching = Patching { patch, merge, frames, min_pixels, max_pixels, clip: None, scale };
+        patching.flatten(&[pixels], size)
+    }
 }
 
 impl Shape {
-    /// Of the inputs of a graph; sides that it leaves open have `side` pixels.
-    fn of(inputs: &[GraphInput], side: Option<usize>) -> Result<Self, String> {
+    /// Of the inputs of a graph; sides that it leaves open have `side` pixels.  `list` says what an exported graph beside it
+    /// reads.
+    fn of(
+        inputs: &[GraphInput],
+        side: Option<usize>,
+        list: Option<&GridList>,
+    ) -> Result<Self, String> {
         let sizes = |input: &GraphInput| {
             let sizes: Vec<String> = input
                 .dims
@@ -90,6 +119,11 @@ impl Shape {
             let all: Vec<String> = inputs.iter().map(sizes).collect();
             return Err(format!("{WANTED}; this one reads {}", all.join(" and ")));
         };
+        if let (&[Some(patches), Some(values)], Some(list)) = (&dims[..], list)
+            && let Some(shape) = Self::of_patches(patches, values, list)
+        {
+            return Ok(shape);
+        }
         let &[batch, Some(CHANNELS), height, width] = &dims[..] else {
             return Err(format!("{WANTED}; this one reads {}", sizes(&inputs[0])));
         };
@@ -100,13 +134,30 @@ impl Shape {
             ));
         };
         match batch.unwrap_or(1) {
-            batch @ 1..=BATCH_MAX => Ok(Self { batch, height, width }),
+            batch @ 1..=BATCH_MAX => Ok(Self { batch, height, width, cut: None }),
             batch => Err(format!("it reads {batch} pictures at once, more than {BATCH_MAX}")),
         }
     }
 
+    /// Of a graph that reads so many patches of so many values, if they are those of the only grid of a list.
+    fn of_patches(patches: usize, values: usize, list: &GridList) -> Option<Self> {
+        let ([(grid, _)], patching) = (&list.grids[..], list.patching) else { return None };
+        let lattice = patching.lattice(*grid).ok()?;
+        let (height, width) = (grid.height, grid.width);
+        let cut = Cut { patch: patching.patch, merge: patching.merge, frames: patching.frames };
+        let is_same = lattice.patches() == patches && patching.values() == values;
+        is_same.then_some(Self { batch: 1, height, width, cut: Some(cut) })
+    }
+
     /// Pictures as the graph reads them; where they are fewer than it takes at once the last one stands for the rest.
     fn tensor(&self, pictures: &[PathBuf], scale: Scale) -> Result<Tensor, Failed> {
+        if let Some(cut) = self.cut {
+            let picture = Image::open(&pictures[0]).map_err(Failed::model)?;
+            let size = Size { height: self.height, width: self.width };
+            let data = cut.patches(&resize(&picture, self.width, self.height), size, scale);
+            let patches = self.height / cut.patch * (self.width / cut.patch);
+            return Ok(Tensor::F32 { shape: vec![patches, data.len() / patches], data });
+        }
         let each = CHANNELS * self.height * self.width;
         let mut data = Vec::with_capacity(self.batch * each);
         for path in pictures {
@@ -121,8 +172,8 @@ impl Shape {
     }
 }
 
-const WANTED: &str =
-    "graphs are calibrated by pictures, which they read as floats [batch, 3, height, width]";
+const WANTED: &str = "graphs are calibrated by pictures, which they read as floats [batch, 3, height, width], \
+                      or as patches if they were exported for one size";
 
 fn scale(pixels: PixelScale) -> Scale {
     match pixels {
@@ -152,6 +203,8 @@ fn method(word: RangeMethod) -> Method {
 
 #[cfg(test)]
 mod tests {
+    use smelt_backend::grid::Grid;
+
     use super::*;
 
     fn input(name: &str, integer: bool, dims: &[Option<usize>]) -> GraphInput {
@@ -160,12 +213,12 @@ mod tests {
 
     #[test]
     fn graphs_that_read_pictures_are_told_from_others() {
-        let of = |dims: &[Option<usize>], side| Shape::of(&[input("x", false, dims)], side);
+        let of = |dims: &[Option<usize>], side| Shape::of(&[input("x", false, dims)], side, None);
+        let planes = |height, width| Shape { batch: 1, height, width, cut: None };
         let fixed = [Some(1), Some(3), Some(224), Some(320)];
-        let shape = Shape { batch: 1, height: 224, width: 320 };
-        assert_eq!(of(&fixed, None), Ok(shape));
+        assert_eq!(of(&fixed, None), Ok(planes(224, 320)));
         let open = [None, Some(3), None, Some(64)];
-        assert_eq!(of(&open, Some(32)), Ok(Shape { batch: 1, height: 32, width: 64 }));
+        assert_eq!(of(&open, Some(32)), Ok(planes(32, 64)));
         let refused = |shape: Result<Shape, String>, words: &str| {
             let why = shape.unwrap_err();
             assert!(why.contains(words), "{why}");
@@ -175,7 +228,23 @@ mod tests {
         refused(of(&[Some(0), Some(3), Some(8), Some(8)], None), "0 pictures");
         refused(of(&[Some(257), Some(3), Some(8), Some(8)], None), "more than 256");
         let two = [input("x", false, &fixed), input("ids", true, &[None])];
-        refused(Shape::of(&two, None), "x [1, 3, 224, 320] and ids [?]");
+        refused(Shape::of(&two, None, None), "x [1, 3, 224, 320] and ids [?]");
+    }
+
+    #[test]
+    fn patches_are_those_of_the_only_grid() {
+        let patching =
+            smelt_backend::grid::Patching { patch: 14, merge: 2, frames: 2, channels: 3 };
+        let grid = |height, width| (Grid { height, width }, "model.onnx".to_owned());
+        let list = |grids: &[_]| GridList { patching, grids: grids.to_vec() };
+        let patches = [input("x", false, &[Some(24), Some(1176)])];
+        let cut = Cut { patch: 14, merge: 2, frames: 2 };
+        let shape = Shape { batch: 1, height: 56, width: 84, cut: Some(cut) };
+        assert_eq!(Shape::of(&patches, None, Some(&list(&[grid(56, 84)]))), Ok(shape));
+        for others in [vec![grid(56, 56)], vec![grid(56, 84), grid(84, 56)]] {
+            let why = Shape::of(&patches, None, Some(&list(&others))).unwrap_err();
+            assert!(why.contains("reads x [24, 1176]"), "{why}");
+        }
     }
 
     #[test]
@@ -184,7 +253,7 @@ mod tests {
         let path = folder.path().join("p.png");
         let png = super::super::set::PICTURES[0].png;
         fs::write(&path, png).unwrap();
-        let shape = Shape { batch: 3, height: 4, width: 6 };
+        let shape = Shape { batch: 3, height: 4, width: 6, cut: None };
         let Tensor::F32 { shape, data } = shape.tensor(&[path.clone(), path], Scale::UNIT).unwrap()
         else {
             panic!("pictures are floats")
