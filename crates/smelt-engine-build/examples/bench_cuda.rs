@@ -5,7 +5,7 @@
 //! weights below DIR on a machine with one, times them, and prints a line of JSON for each figure; `tower` is a part of that.
 //! `bench_cuda shapes DIR` times every kernel for each of the model's products, from which the defaults of
 //! `smelt_cuda::kernels::product` come; `bench_cuda prompts DIR` times prompts by those and by kernels that run on any card,
-//! in turns.
+//! in turns; `bench_cuda steps DIR` says where the time of a step goes.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -63,7 +63,8 @@ fn main() -> Outcome<()> {
         ["tower", dir] => tower(Path::new(dir), &smelt_cuda::open(0)?),
         ["shapes", dir] => shapes(Path::new(dir)),
         ["prompts", dir] => prompts(Path::new(dir)),
-        _ => Err("usage: bench_cuda compile|run|tower|shapes|prompts DIR".into()),
+        ["steps", dir] => steps(Path::new(dir)),
+        _ => Err("usage: bench_cuda compile|run|tower|shapes|prompts|steps DIR".into()),
     }
 }
 
@@ -255,15 +256,25 @@ fn prefill(decoder: &mut CudaDecoder, slot: usize, count: usize) -> Outcome<()> 
     Ok(())
 }
 
-/// Tokens a second of so many answers at once behind contexts of so many tokens, with temperature and top-p.
-fn decode(decoder: &mut CudaDecoder, streams: usize, context: usize) -> Outcome<f64> {
+/// Where the time of steps went: all of it, the call that puts a step on the card, the wait for it, and, where steps are timed,
+/// what it took on the card.
+#[derive(Default)]
+struct Took {
+    all: Vec<Duration>,
+    submit: Vec<Duration>,
+    wait: Vec<Duration>,
+    card: Vec<Duration>,
+}
+
+/// Steps of so many answers at once behind contexts of so many tokens, with temperature and top-p.
+fn decode(decoder: &mut CudaDecoder, streams: usize, context: usize) -> Outcome<Took> {
     let settings = Settings { temperature: 0.8, top_p: 0.95, seed: 5, ..Settings::GREEDY };
     let mut samplers = Vec::new();
     for slot in 0..streams {
         prefill(decoder, slot, context)?;
         samplers.push(Sampler::new(&settings, &[], 151_936)?);
     }
-    let (mut last, mut took) = (vec![1_u32; streams], Vec::new());
+    let (mut last, mut took) = (vec![1_u32; streams], Took::default());
     for step in 0..STEPS + 8 {
         let begin = Instant::now();
         let draws: Vec<[Draw<'_>; 1]> =
@@ -276,18 +287,66 @@ fn decode(decoder: &mut CudaDecoder, streams: usize, context: usize) -> Outcome<
                 SlotInput::new(slot, std::slice::from_ref(token)).choosing(draw)
             })
             .collect();
-        let answers = decoder.step(&runs)?;
+        let submit = Instant::now();
+        decoder.submit(&runs)?;
+        let wait = Instant::now();
+        let answers = decoder.wait()?;
+        let end = Instant::now();
         let chosen = answers.iter().map(|answer| Ok(answer.chosen[0].clone()?.token));
         let chosen: Vec<u32> = chosen.collect::<Outcome<_>>()?;
         drop(draws);
         samplers.iter_mut().zip(&chosen).for_each(|(sampler, token)| sampler.count(*token));
         last = chosen;
         if step >= 8 {
-            took.push(begin.elapsed());
+            took.all.push(begin.elapsed());
+            took.submit.push(wait - submit);
+            took.wait.push(end - wait);
+            took.card.extend(decoder.step_time());
         }
     }
     (0..streams).for_each(|slot| decoder.release(slot));
-    Ok(streams as f64 / median(took))
+    Ok(took)
+}
+
+/// Says where the time of steps goes.
+fn steps(dir: &Path) -> Outcome<()> {
+    let driver: Arc<dyn Driver> = smelt_cuda::open(0)?;
+    for form in FORMS {
+        let engine = engine(dir, form)?;
+        let mut decoder = CudaDecoder::open(&engine, &driver, KvOptions::default())?;
+        decoder.time_steps();
+        for (streams, context) in [(1, 512), (8, 512), (32, 512), (1, 2048)] {
+            let Took { all, submit, wait, card } = decode(&mut decoder, streams, context)?;
+            let parts = [("all", all), ("submit", submit), ("wait", wait), ("on the card", card)];
+            for (part, took) in parts {
+                let figure = format!("{streams} streams at {context}, {part}");
+                tell(form, &figure, median(took) * 1e6, "us");
+            }
+        }
+        tell(form, "1 streams at 512, layers alone", layers(&mut decoder, 512)? * 1e6, "us");
+    }
+    Ok(())
+}
+
+/// Seconds on the card of a step of one stream of which nothing is asked.
+fn layers(decoder: &mut CudaDecoder, context: usize) -> Outcome<f64> {
+    prefill(decoder, 0, context)?;
+    let mut took = Vec::new();
+    for step in 0..STEPS {
+        decoder.step(&[SlotInput::new(0, &tokens(1, step))])?;
+        took.extend(decoder.step_time());
+    }
+    decoder.release(0);
+    Ok(median(took))
+}
+
+/// The engine of random weights of a form, made where it is not there.
+fn engine(dir: &Path, form: &str) -> Outcome<PathBuf> {
+    let engine = dir.join("engines").join(form);
+    if !engine.join("engine.json").exists() {
+        write(&engine, &cubin(dir, form), form, None)?;
+    }
+    Ok(engine)
 }
 
 /// Tokens a second of reading a prompt up to its first token.
@@ -385,10 +444,7 @@ fn run(dir: &Path) -> Outcome<()> {
         json!({ "card": card.name, "cuda": version, "processors": card.multiprocessors })
     );
     for form in FORMS {
-        let engine = dir.join("engines").join(form);
-        if !engine.join("engine.json").exists() {
-            write(&engine, &cubin(dir, form), form, None)?;
-        }
+        let engine = engine(dir, form)?;
         let free = driver.memory_info()?.free_bytes;
         let begin = Instant::now();
         let mut decoder = CudaDecoder::open(&engine, &driver, KvOptions::default())?;
@@ -398,7 +454,8 @@ fn run(dir: &Path) -> Outcome<()> {
         tell(form, "memory beside weights", beside as f64 / f64::from(1 << 20), "MiB");
         for (streams, context) in [(1, 512), (8, 512), (32, 512), (1, 8192), (1, 32_768)] {
             let figure = format!("{streams} streams at {context}");
-            tell(form, &figure, decode(&mut decoder, streams, context)?, "tok/s");
+            let took = median(decode(&mut decoder, streams, context)?.all);
+            tell(form, &figure, streams as f64 / took, "tok/s");
         }
         for count in [356, 2048] {
             tell(form, &format!("prompt of {count}"), prompt(&mut decoder, count)?, "tok/s");
