@@ -18,14 +18,22 @@ struct Partial {
 // Pieces of 16 bytes of the keys, or of the values, of a head of a page.
 #define PART_PIECES ((KV_BYTES ? D_STEPS : D_BLOCKS) * 64)
 
-// Puts pieces of a page into shared memory as halves; positions from `end` on are zero.
-template <int THREADS> __device__ __forceinline__ void copy_pieces(u32 to, const u8* head, u32 end, u32 first, u32 last) {
+// What becomes of a position of a page.
+#define COPIED 0
+#define ZERO 1
+#define LEFT 2
+
+// Puts pieces of a page into shared memory as halves, by thread `thread` of THREADS; `fate` says of each position what becomes of
+// it.
+template <int THREADS, class Fate>
+__device__ __forceinline__ void copy_pieces(u32 to, const u8* head, u32 thread, u32 first, u32 last, const Fate& fate) {
 #if KV_BYTES
     const float* scales = (const float*)(head + 2 * 64 * HEAD_PAD);
-    for (u32 at = first + threadIdx.x; at < last; at += THREADS) {
-        const u32 position = at % 64, part = at / 64;
+    for (u32 at = first + thread; at < last; at += THREADS) {
+        const u32 position = at % 64, part = at / 64, its = fate(position);
         u32 words[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (position < end) {
+        if (its == LEFT) continue;
+        if (its == COPIED) {
             const uint4 levels = *(const uint4*)(head + at * 16);
             const float scale = scales[part / D_STEPS * 64 + position];
 #pragma unroll
@@ -39,14 +47,23 @@ template <int THREADS> __device__ __forceinline__ void copy_pieces(u32 to, const
         store16(from + 1024, make_uint4(words[4], words[5], words[6], words[7]));
     }
 #else
-    for (u32 at = first + threadIdx.x; at < last; at += THREADS) copy16(to + at * 16, head + at * 16, at % 64 < end);
+    for (u32 at = first + thread; at < last; at += THREADS) {
+        const u32 its = fate(at % 64);
+        if (its != LEFT) copy16(to + at * 16, head + at * 16, its == COPIED);
+    }
 #endif
     end_copies();
 }
 
-// All of a page.
+// Of a page whose positions from `end` on are zero.
+struct UpTo {
+    u32 end;
+    __device__ __forceinline__ u32 operator()(u32 position) const { return position < end ? COPIED : ZERO; }
+};
+
+// All of such a page.
 template <int THREADS> __device__ __forceinline__ void copy_page(u32 to, const u8* head, u32 end) {
-    copy_pieces<THREADS>(to, head, end, 0, 2 * PART_PIECES);
+    copy_pieces<THREADS>(to, head, threadIdx.x, 0, 2 * PART_PIECES, UpTo{end});
 }
 
 // Queries of rows g and g + 8 of a tile of 16 rows from row `first` of a run's tile on; rows that are not there are zero.

@@ -7,12 +7,15 @@
 #define CHOOSE_THREADS 1024
 // Logits whose weights are added up as singles.
 #define WEIGHT_BLOCK 64
+// Weights of blocks, or of buckets, that are added up among themselves, and the most spans that a row has.
+#define SPAN 64
+#define SPANS_MAX (CHOOSE_THREADS * OWN_BLOCKS / SPAN)
 // Blocks of a row that a thread keeps in registers.
 #define OWN_BLOCKS 8
 // Candidates that are sorted at a time.
 #define CANDIDATES_MAX 2048
 // Candidates that are looked at first where a probability decides how many count.
-#define CANDIDATES_FIRST 64
+#define CANDIDATES_FIRST 256
 #define BUCKETS 2048
 #define TOP_MAX 20
 #define NONE 0xFFFFFFFFu
@@ -57,11 +60,15 @@ struct ChoiceResult {
 
 struct TokenNumber { u32 token; float number; };
 
-// The weights of a row by logit, where more tokens may count than are sorted.
-struct RowBuckets {
+// What is known of a row, all zero before the first step.
+struct RowFacts {
+    // Its weights by logit, where more tokens may count than are sorted.
     double weights[BUCKETS];
     // The first bucket with a token that is too unlikely.
-    u32 unlikely, unused;
+    u32 unlikely;
+    // Ranks of the largest logit of both views, ~0 where one is not finite; all bits of the smallest's changed.  `choose_pick`
+    // leaves zeros.
+    u32 most[2], not_least;
 };
 
 // The exponential of a number that is not positive, by the host's own steps.
@@ -92,10 +99,8 @@ __device__ __forceinline__ u32 rank_of(float logit) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 __device__ __forceinline__ u64 candidate(u32 token, float logit) { return (u64)(~rank_of(logit)) << 32 | token; }
-__device__ __forceinline__ float logit_of(u64 candidate) {
-    u32 rank = ~(u32)(candidate >> 32);
-    return __uint_as_float(rank >> 31 ? rank ^ 0x80000000u : ~rank);
-}
+__device__ __forceinline__ float logit_of_rank(u32 rank) { return __uint_as_float(rank >> 31 ? rank ^ 0x80000000u : ~rank); }
+__device__ __forceinline__ float logit_of(u64 candidate) { return logit_of_rank(~(u32)(candidate >> 32)); }
 
 __device__ __forceinline__ bool is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 
@@ -117,8 +122,8 @@ __device__ __forceinline__ u32 block_count(u32 own, u32* slots) {
 #define ADJUST_THREADS 256
 
 // Puts biases and penalties on a copy of a row; where only some tokens may come, leaves those alone, in their order.
-// Grid [pieces of the row, choices].  `rows` and `allowed` are [choices][vocab]; `lengths` and `faults` one a choice;
-// `faults` is zero at first, and `choose_pick` leaves it so.
+// Grid [pieces of the row, choices].  `rows` and `allowed` are [choices][vocab]; `lengths` and `faults` one a choice, of which
+// there is a length where there is a copy; `faults` is zero at first, and `choose_pick` leaves it so.
 KERNEL void __launch_bounds__(ADJUST_THREADS) choose_adjust(
     float* rows, u32* allowed, u32* lengths, u32* faults, const float* logits, const Choice* choices,
     const TokenNumber* biases, const TokenNumber* counts, const u32* masks, u32 vocab) {
@@ -126,10 +131,7 @@ KERNEL void __launch_bounds__(ADJUST_THREADS) choose_adjust(
     __shared__ u32 slots[ADJUST_THREADS / 32];
     wait_for_earlier();
     const Choice& choice = choices[blockIdx.y];
-    if (!(choice.asks & (ADJUSTS | MASKS))) {
-        if (blockIdx.x == 0 && threadIdx.x == 0) lengths[blockIdx.y] = vocab;
-        return;
-    }
+    if (!(choice.asks & (ADJUSTS | MASKS))) return;
     const u32 first = blockIdx.x * ADJUST_TOKENS, end = min(first + ADJUST_TOKENS, vocab);
     const float* row = logits + (u64)choice.row * vocab;
     for (u32 token = first + threadIdx.x; token < end; token += ADJUST_THREADS) piece[token - first] = row[token];
@@ -209,7 +211,9 @@ __device__ __forceinline__ View view_of(
     const float* raw = logits + (u64)choice.row * vocab;
     if (view) return {raw, vocab, 1.0f, (choice.asks & ASKS_SCORE) != 0};
     const bool copied = (choice.asks & (ADJUSTS | MASKS)) != 0;
-    return {copied ? rows + (u64)index * vocab : raw, lengths[index], choice.scale, (choice.asks & ASKS_TOKEN) != 0};
+    const bool wanted = (choice.asks & ASKS_TOKEN) != 0;
+    if (!copied) return {raw, vocab, choice.scale, wanted};
+    return {rows + (u64)index * vocab, lengths[index], choice.scale, wanted};
 }
 
 // Whether weights are added up by logit: how many tokens count depends on their probability.
@@ -217,22 +221,22 @@ __device__ __forceinline__ bool needs_buckets(const Choice& choice, u32 view) {
     return !view && choice.scale != 0.0f && choice.top_k == 0 && (choice.top_p < 1.0f || choice.min_p != 0.0f);
 }
 
-// The largest logit of each 64, no number where one is not finite, and of views that tokens are chosen from the smallest; grid
-// [blocks of 64 / 16, choices, views].  `largest` and `weights` are [choices][2][blocks], `smallest` is [choices][blocks].
-// Leaves no weight in the buckets of the choice.
+// The largest logit of each 64, and what is known of the row; grid [blocks of 64 / 16, choices, views].  `largest` and `weights`
+// are [choices][2][blocks].  Leaves no weight in the buckets of the choice.
 KERNEL void __launch_bounds__(256) choose_largest(
     float* largest, const float* rows, const u32* lengths, const float* logits, const Choice* choices, u32 vocab, u32 blocks,
-    float* smallest, RowBuckets* buckets) {
+    RowFacts* facts) {
+    __shared__ u32 mosts[8], leasts[8];
     wait_for_earlier();
     const View view = view_of(choices[blockIdx.y], blockIdx.y, blockIdx.z, rows, lengths, logits, vocab);
-    if (view.wanted && needs_buckets(choices[blockIdx.y], blockIdx.z)) {
-        RowBuckets& own = buckets[blockIdx.y];
+    if (!view.wanted) return;
+    RowFacts& own = facts[blockIdx.y];
+    if (needs_buckets(choices[blockIdx.y], blockIdx.z)) {
         for (u32 i = blockIdx.x * 256 + threadIdx.x; i < BUCKETS; i += gridDim.x * 256) own.weights[i] = 0.0;
         if (blockIdx.x == 0 && threadIdx.x == 0) own.unlikely = BUCKETS;
     }
     const u32 lane = threadIdx.x % 16, block = blockIdx.x * 16 + threadIdx.x / 16;
-    if (!view.wanted || block >= blocks) return;
-    float most = __uint_as_float(0xFF800000), least = __uint_as_float(0x7F800000);
+    u32 most = 0, not_least = 0;
     bool fault = false;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -240,49 +244,28 @@ KERNEL void __launch_bounds__(256) choose_largest(
         if (at >= view.length) continue;
         const float logit = view.row[at];
         fault = fault || !is_finite(logit);
-        most = fmaxf(most, logit), least = fminf(least, logit);
+        most = max(most, rank_of(logit)), not_least = max(not_least, ~rank_of(logit));
     }
     const u32 mates = threadIdx.x % 32 < 16 ? 0xFFFFu : 0xFFFF0000u;
-#pragma unroll
-    for (int apart = 8; apart > 0; apart /= 2) {
-        most = fmaxf(most, __shfl_xor_sync(mates, most, apart));
-        least = fminf(least, __shfl_xor_sync(mates, least, apart));
-    }
-    fault = __any_sync(mates, fault);
-    if (lane == 0 && !blockIdx.z) smallest[(u64)blockIdx.y * blocks + block] = least;
-    if (lane == 0) largest[((u64)blockIdx.y * 2 + blockIdx.z) * blocks + block] = fault ? __uint_as_float(0x7FC00000) : most;
+    most = __reduce_max_sync(mates, most);
+    if (lane == 0 && block < blocks)
+        largest[((u64)blockIdx.y * 2 + blockIdx.z) * blocks + block] = most ? logit_of_rank(most) : __uint_as_float(0xFF800000);
+    most = __reduce_max_sync(~0u, fault ? ~0u : most), not_least = __reduce_max_sync(~0u, not_least);
+    if (threadIdx.x % 32 == 0) mosts[threadIdx.x / 32] = most, leasts[threadIdx.x / 32] = not_least;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < 8; i++) most = max(most, mosts[i]), not_least = max(not_least, leasts[i]);
+    atomicMax(&own.most[blockIdx.z], most);
+    if (!blockIdx.z) atomicMax(&own.not_least, not_least);
 }
 
-// The largest of all blocks, the same in each thread; no number where one is none.
-__device__ __forceinline__ float row_largest(const float* largest, u32 blocks, float* slots) {
-    float most = __uint_as_float(0xFF800000);
-    bool fault = false;
-    for (u32 at = threadIdx.x; at < blocks; at += blockDim.x) {
-        fault = fault || largest[at] != largest[at];
-        most = fmaxf(most, largest[at]);
-    }
-#pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, apart));
-    fault = __syncthreads_or(fault);
-    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = most;
-    __syncthreads();
-    for (u32 i = 0; i < blockDim.x / 32; i++) most = fmaxf(most, slots[i]);
-    __syncthreads();
-    return fault ? __uint_as_float(0x7FC00000) : most;
+// The largest logit of a row; no number where one is none.
+__device__ __forceinline__ float row_largest(const RowFacts& facts, u32 view) {
+    const u32 most = facts.most[view];
+    return most == ~0u ? __uint_as_float(0x7FC00000) : most ? logit_of_rank(most) : __uint_as_float(0xFF800000);
 }
 
-// The smallest of all blocks, the same in each thread.
-__device__ __forceinline__ float row_smallest(const float* smallest, u32 blocks, float* slots) {
-    float least = __uint_as_float(0x7F800000);
-    for (u32 at = threadIdx.x; at < blocks; at += blockDim.x) least = fminf(least, smallest[at]);
-#pragma unroll
-    for (int apart = 16; apart > 0; apart /= 2) least = fminf(least, __shfl_xor_sync(~0u, least, apart));
-    if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = least;
-    __syncthreads();
-    for (u32 i = 0; i < blockDim.x / 32; i++) least = fminf(least, slots[i]);
-    __syncthreads();
-    return least;
-}
+__device__ __forceinline__ float row_smallest(const RowFacts& facts) { return logit_of_rank(~facts.not_least); }
 
 // Buckets for each unit of logit.
 __device__ __forceinline__ float buckets_per_logit(float most, float least, float scale) {
@@ -304,24 +287,30 @@ __device__ __forceinline__ bool needs_weight(const Choice& choice, u32 view) {
     return choice.top_p < 1.0f || choice.min_p == 0.0f;
 }
 
-// The weight of each 64 logits in the host's order: sixteen sums side by side, then one after another.  Each weight is added to
-// its bucket, too.
+// The least weight that a bucket has to know.  What weighs less is too unlikely; or all of it weighs less than what of the row
+// top_p leaves out, half of which is room for rounding: the row weighs one at least.
+__device__ __forceinline__ float weight_min(const Choice& choice, u32 length) {
+    if (choice.top_p >= 1.0f) return choice.min_p;
+    return fmaxf(choice.min_p, __fdiv_rn(__fmul_rn(0.5f, __fadd_rn(1.0f, -choice.top_p)), (float)length));
+}
+
+// The weight of each 64 logits in the host's order: sixteen sums side by side, then one after another.  Each weight that may
+// count is added to its bucket, too.
 KERNEL void __launch_bounds__(256) choose_weigh(
-    float* weights, const float* largest, const float* rows, const u32* lengths, const float* logits, const Choice* choices,
-    u32 vocab, u32 blocks, const float* smallest, RowBuckets* buckets) {
-    __shared__ float slots[8];
+    float* weights, const float* rows, const u32* lengths, const float* logits, const Choice* choices, u32 vocab, u32 blocks,
+    RowFacts* facts) {
     wait_for_earlier();
     const Choice& choice = choices[blockIdx.y];
     const View view = view_of(choice, blockIdx.y, blockIdx.z, rows, lengths, logits, vocab);
     const bool fills = needs_buckets(choice, blockIdx.z);
     if (!view.wanted || !(fills || needs_weight(choice, blockIdx.z))) return;
     const u64 first = ((u64)blockIdx.y * 2 + blockIdx.z) * blocks;
-    const u32 present = (view.length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK;
-    const float most = row_largest(largest + first, present, slots);
-    float per_logit = 0.0f;
-    if (fills) per_logit = buckets_per_logit(most, row_smallest(smallest + (u64)blockIdx.y * blocks, present, slots), view.scale);
+    RowFacts& row = facts[blockIdx.y];
+    const float most = row_largest(row, blockIdx.z);
+    const float per_logit = fills ? buckets_per_logit(most, row_smallest(row), view.scale) : 0.0f;
     const u32 lane = threadIdx.x % 16, block = blockIdx.x * 16 + threadIdx.x / 16;
     if (block >= blocks) return;
+    const float least = weight_min(choice, view.length);
     float sum = 0.0f;
     u32 unlikely = BUCKETS;
 #pragma unroll
@@ -333,12 +322,12 @@ KERNEL void __launch_bounds__(256) choose_weigh(
         if (!fills) continue;
         const u32 bucket = bucket_of(logit, most, per_logit);
         // The last bucket's weight is never asked for, and alone its sum would depend on the order.
-        if (bucket < BUCKETS - 1) atomicAdd(buckets[blockIdx.y].weights + bucket, (double)own);
+        if (bucket < BUCKETS - 1 && own >= least) atomicAdd(row.weights + bucket, (double)own);
         if (own < choice.min_p) unlikely = min(unlikely, bucket);
     }
     const u32 mates = threadIdx.x % 32 < 16 ? 0xFFFFu : 0xFFFF0000u;
     unlikely = __reduce_min_sync(mates, unlikely);
-    if (lane == 0 && unlikely < BUCKETS) atomicMin(&buckets[blockIdx.y].unlikely, unlikely);
+    if (lane == 0 && unlikely < BUCKETS) atomicMin(&row.unlikely, unlikely);
     float all = 0.0f;
 #pragma unroll
     for (int i = 0; i < 16; i++) all = __fadd_rn(all, __shfl_sync(mates, sum, i, 16));
@@ -348,10 +337,9 @@ KERNEL void __launch_bounds__(256) choose_weigh(
 // What a block that picks keeps.
 struct Desk {
     u64 keys[CANDIDATES_MAX];
-    double buckets[BUCKETS];
+    double buckets[BUCKETS], spans[SPANS_MAX];
     float weights[CANDIDATES_MAX];
-    float slots[32];
-    u32 counts[32];
+    u32 counts[2][32];
     u32 filled, listed, answer, answer_of;
     double number;
     u32 flag;
@@ -370,8 +358,11 @@ __device__ void sort_keys(Desk& desk, u32 count) {
                 u64 a = desk.keys[low], b = desk.keys[high];
                 if ((a > b) == ((low & width) == 0)) desk.keys[low] = b, desk.keys[high] = a;
             }
-            __syncthreads();
+            // Pairs that are no further apart are of 64 keys that a warp has for itself.
+            if (apart > 32 || (apart == 1 && width > 32)) __syncthreads();
+            else __syncwarp();
         }
+    __syncthreads();
 }
 
 // Puts the `count` largest of a row on the desk, largest first, and says how many there are; NONE where too many are alike.
@@ -387,20 +378,19 @@ __device__ u32 find_largest(Desk& desk, const View& view, const float* largest, 
         own[i] = at < blocks ? rank_of(largest[at]) : 0;
     }
     u32 least = 0;
-    if (threadIdx.x < 32) desk.counts[threadIdx.x] = 0;
     if (threadIdx.x == 0) desk.filled = 0, desk.listed = 0;
     __syncthreads();
     if (blocks > count) {
-        // A count of its own for each bit that is tried.
         for (u32 bit = 0; bit < 32; bit++) {
             const u32 tried = least | 0x80000000u >> bit;
             u32 reach = 0;
 #pragma unroll
             for (int i = 0; i < OWN_BLOCKS; i++) reach += own[i] >= tried;
             reach = __reduce_add_sync(~0u, reach);
-            if (threadIdx.x % 32 == 0 && reach > 0) atomicAdd(desk.counts + bit, reach);
+            // Counts of warps; those of the bit before may still be read.
+            if (threadIdx.x % 32 == 0) desk.counts[bit % 2][threadIdx.x / 32] = reach;
             __syncthreads();
-            if (desk.counts[bit] >= count) least = tried;
+            if (__reduce_add_sync(~0u, desk.counts[bit % 2][threadIdx.x % 32]) >= count) least = tried;
         }
     }
     // Blocks that reach it; where there are too many, so are their logits.
@@ -415,15 +405,21 @@ __device__ u32 find_largest(Desk& desk, const View& view, const float* largest, 
     __syncthreads();
     const u32 listed = desk.listed;
     if (listed > CANDIDATES_MAX) return NONE;
-    for (u32 entry = threadIdx.x / 32; entry < listed; entry += CHOOSE_THREADS / 32) {
-        const u32 block = reaching[entry];
+    // Logits of four blocks are on their way at once.
+    for (u32 entry = threadIdx.x / 32; entry < listed; entry += 4 * CHOOSE_THREADS / 32) {
+        float logits[8];
+        u32 places[8];
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const u32 at = block * WEIGHT_BLOCK + i * 32 + threadIdx.x % 32;
-            if (at < view.length && rank_of(view.row[at]) >= least) {
-                const u32 place = atomicAdd(&desk.filled, 1u);
-                if (place < CANDIDATES_MAX) desk.keys[place] = candidate(at, view.row[at]);
-            }
+        for (int i = 0; i < 8; i++) {
+            const u32 its = entry + i / 2 * (CHOOSE_THREADS / 32);
+            places[i] = its < listed ? reaching[its] * WEIGHT_BLOCK + i % 2 * 32 + threadIdx.x % 32 : view.length;
+            logits[i] = places[i] < view.length ? view.row[places[i]] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            if (places[i] >= view.length || rank_of(logits[i]) < least) continue;
+            const u32 place = atomicAdd(&desk.filled, 1u);
+            if (place < CANDIDATES_MAX) desk.keys[place] = candidate(places[i], logits[i]);
         }
     }
     __syncthreads();
@@ -448,15 +444,25 @@ __device__ double sum_of(const float* weights, u32 count) {
     return sum;
 }
 
-__device__ u32 counting(const Desk& desk, u32 candidates, double enough, float min_p) {
-    double before = 0.0;
+// How many candidates weigh enough, one at least, and what they weigh.
+__device__ u32 counting(const Desk& desk, u32 candidates, double enough, float min_p, double& weight) {
     u32 count = 0;
-    for (; count < candidates; count++) {
-        const float own = desk.weights[count];
-        if (!(before < enough && own >= min_p)) break;
-        before = __dadd_rn(before, (double)own);
+    bool counts = true;
+    weight = 0.0;
+    for (u32 first = 0; counts && first < candidates; first += 8) {
+        // Eight are on their way at once.
+        float own[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) own[i] = first + i < candidates ? desk.weights[first + i] : 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            counts = counts && first + i < candidates && weight < enough && own[i] >= min_p;
+            if (counts) weight = __dadd_rn(weight, (double)own[i]), count++;
+        }
     }
-    return count > 0 ? count : 1;
+    if (count > 0) return count;
+    weight = (double)desk.weights[0];
+    return 1;
 }
 
 __device__ u32 along(const Desk& desk, u32 count, double left) {
@@ -491,48 +497,55 @@ __device__ u32 first_of(Desk& desk, const View& view, const float* largest, floa
     return found;
 }
 
-// Adds up the weights of all blocks in their order, on the whole row's account.
-__device__ double whole_weight(Desk& desk, const float* weights, u32 length) {
-    const u32 blocks = (length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK;
-    double sum = 0.0;
-    // Pieces come through shared memory, where one thread reads them faster.
-    for (u32 first = 0; first < blocks; first += BUCKETS) {
-        // Zeros fill the last eight: adding one changes nothing.
-        const u32 here = min(blocks - first, (u32)BUCKETS), filled = (here + 7) / 8 * 8;
-        for (u32 i = threadIdx.x; i < filled; i += CHOOSE_THREADS) desk.buckets[i] = i < here ? (double)weights[first + i] : 0.0;
-        __syncthreads();
-        if (threadIdx.x == 0)
-            for (u32 i = 0; i < filled; i += 8) {
-                double own[8];
+// Adds up weights of each span by halves, of which each takes the other's.
+template <class Of> __device__ __forceinline__ void add_spans(Desk& desk, u32 count, const Of& of) {
+    for (u32 span = threadIdx.x / 32; span * SPAN < count; span += CHOOSE_THREADS / 32) {
+        const u32 near = span * SPAN + threadIdx.x % 32, far = near + 32;
+        double sum = __dadd_rn(near < count ? of(near) : 0.0, far < count ? of(far) : 0.0);
 #pragma unroll
-                for (int j = 0; j < 8; j++) own[j] = desk.buckets[i + j];
-#pragma unroll
-                for (int j = 0; j < 8; j++) sum = __dadd_rn(sum, own[j]);
-            }
-        __syncthreads();
+        for (int apart = 16; apart > 0; apart /= 2) sum = __dadd_rn(sum, __shfl_xor_sync(~0u, sum, apart));
+        if (threadIdx.x % 32 == 0) desk.spans[span] = sum;
     }
-    if (threadIdx.x == 0) desk.number = sum;
     __syncthreads();
-    sum = desk.number;
+}
+
+// Adds up the weights of all blocks: those of spans, which stay on the desk, then spans in their order.
+__device__ double whole_weight(Desk& desk, const float* weights, u32 length) {
+    const u32 blocks = (length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK, spans = (blocks + SPAN - 1) / SPAN;
+    add_spans(desk, blocks, [&](u32 at) { return (double)weights[at]; });
+    if (threadIdx.x == 0) {
+        double sum = 0.0;
+#pragma unroll 8
+        for (u32 span = 0; span < spans; span++) sum = __dadd_rn(sum, desk.spans[span]);
+        desk.number = sum;
+    }
+    __syncthreads();
+    const double sum = desk.number;
     __syncthreads();
     return sum;
 }
 
-// Draws from the whole row, in the order of tokens.
+// A step of one thread: which of `count` weights a draw falls on, the last where it is beyond; what is left of it there.
+__device__ u32 fallen(const double* weights, u32 count, double& left) {
+    u32 at = 0;
+    for (; at + 1 < count && left > weights[at]; at++) left = __dadd_rn(left, -weights[at]);
+    return at;
+}
+
+// Draws from the whole row, in the order of tokens: among spans, then blocks, then tokens.
 __device__ u32 draw_of_all(Desk& desk, const View& view, const float* weights, float most, double uniform) {
-    const u32 blocks = (view.length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK;
+    const u32 blocks = (view.length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK, spans = (blocks + SPAN - 1) / SPAN;
     const double all = whole_weight(desk, weights, view.length);
     if (threadIdx.x == 0) {
-        double left = __dmul_rn(uniform, all);
-        u32 last = 0;
-        for (u32 block = 0; block < blocks; block++) {
-            last = block;
-            const double own = (double)weights[block];
-            if (left <= own) break;
-            left = __dadd_rn(left, -own);
-        }
-        desk.answer = last, desk.number = left;
+        desk.number = __dmul_rn(uniform, all);
+        desk.answer = fallen(desk.spans, spans, desk.number) * SPAN;
     }
+    __syncthreads();
+    const u32 first_block = desk.answer, present = min(blocks - first_block, (u32)SPAN);
+    __syncthreads();
+    if (threadIdx.x < present) desk.buckets[threadIdx.x] = (double)weights[first_block + threadIdx.x];
+    __syncthreads();
+    if (threadIdx.x == 0) desk.answer = first_block + fallen(desk.buckets, present, desk.number);
     __syncthreads();
     const u32 first = desk.answer * WEIGHT_BLOCK, here = min(view.length - first, (u32)WEIGHT_BLOCK);
     if (threadIdx.x < here) {
@@ -551,21 +564,23 @@ __device__ u32 draw_of_all(Desk& desk, const View& view, const float* weights, f
 __device__ u32 collect(Desk& desk, const View& view, float most, float per_logit, u32 bucket) {
     if (threadIdx.x == 0) desk.filled = 0;
     __syncthreads();
+    const float first = (float)bucket, end = first + 1.0f;
+    auto look = [&](u32 at, float logit) {
+        // As `bucket_of` says, where what is no number is of the first one.
+        const float its = __fmul_rn(__fadd_rn(most, -logit), per_logit);
+        const bool is_of = bucket == 0 ? !(its >= 1.0f) : its >= first && (its < end || bucket == BUCKETS - 1);
+        if (!is_of) return;
+        const u32 place = atomicAdd(&desk.filled, 1u);
+        if (place < CANDIDATES_MAX) desk.keys[place] = candidate(at, logit);
+    };
     // Eight logits are on their way at once.
-    for (u32 first = threadIdx.x; first < view.length; first += 8 * CHOOSE_THREADS) {
+    for (u32 base = threadIdx.x; base < view.length; base += 8 * CHOOSE_THREADS) {
         float own[8];
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) {
-            const u32 at = first + i * CHOOSE_THREADS;
-            own[i] = at < view.length ? view.row[at] : 0.0f;
-        }
+        for (u32 i = 0; i < 8; i++) own[i] = view.row[min(base + i * CHOOSE_THREADS, view.length - 1)];
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) {
-            const u32 at = first + i * CHOOSE_THREADS;
-            if (at >= view.length || bucket_of(own[i], most, per_logit) != bucket) continue;
-            const u32 place = atomicAdd(&desk.filled, 1u);
-            if (place < CANDIDATES_MAX) desk.keys[place] = candidate(at, own[i]);
-        }
+        for (u32 i = 0; i < 8; i++)
+            if (base + i * CHOOSE_THREADS < view.length) look(base + i * CHOOSE_THREADS, own[i]);
     }
     __syncthreads();
     const u32 filled = desk.filled;
@@ -576,34 +591,42 @@ __device__ u32 collect(Desk& desk, const View& view, float most, float per_logit
     return filled;
 }
 
-// The following two are steps of one thread, which has eight buckets on their way at once.
+// The following are steps of one thread, which has eight weights on their way at once.
 
-// The buckets, from the largest logits down, that all count: how many there are, and what they weigh.
-__device__ u32 whole_buckets(const Desk& desk, u32 unlikely, double enough, double& before) {
-    const u32 stop = min(unlikely, (u32)BUCKETS - 1);
+// How many weights, from the first on, are less than enough with what was before, which becomes the sum of them all.
+__device__ u32 taken(const double* weights, u32 count, double enough, double& before) {
     u32 end = 0;
-    before = 0.0;
-    while (end < stop) {
+    while (end < count) {
         double up_to[9];
         up_to[0] = before;
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) up_to[i + 1] = __dadd_rn(up_to[i], desk.buckets[end + i]);
+        for (u32 i = 0; i < 8; i++) up_to[i + 1] = __dadd_rn(up_to[i], end + i < count ? weights[end + i] : 0.0);
         // Sums only grow: those that count are the first ones.
         u32 kept = 0;
 #pragma unroll
         for (u32 i = 0; i < 8; i++)
-            if (end + i < stop && up_to[i + 1] < enough) kept = i + 1, before = up_to[i + 1];
+            if (end + i < count && up_to[i + 1] < enough) kept = i + 1, before = up_to[i + 1];
         end += kept;
         if (kept < 8) break;
     }
     return end;
 }
 
-// Where a draw falls among the first `end` buckets.
+// The buckets, from the largest logits down, that all count: how many there are, and what they weigh.
+__device__ u32 whole_buckets(const Desk& desk, u32 unlikely, double enough, double& before) {
+    const u32 stop = min(unlikely, (u32)BUCKETS - 1);
+    before = 0.0;
+    const u32 end = taken(desk.spans, stop / SPAN, enough, before) * SPAN;
+    return end + taken(desk.buckets + end, stop - end, enough, before);
+}
+
+// Where a draw falls among the first `end` buckets: the last with weight where it is beyond and nothing follows them.
 struct Fall { u32 bucket; double left_of_bucket, left; };
-__device__ Fall fall_of(const Desk& desk, u32 end, double left) {
+__device__ Fall fall_of(const Desk& desk, u32 end, double left, bool is_all) {
+    u32 begin = 0;
+    for (; begin + SPAN < end && left > desk.spans[begin / SPAN]; begin += SPAN) left = __dadd_rn(left, -desk.spans[begin / SPAN]);
     Fall fall = {NONE, 0.0, left};
-    for (u32 first = 0; first < end; first += 8) {
+    for (u32 first = begin; first < end; first += 8) {
         double own[8], lefts[9];
         lefts[0] = fall.left;
 #pragma unroll
@@ -619,20 +642,21 @@ __device__ Fall fall_of(const Desk& desk, u32 end, double left) {
         }
         fall.left = lefts[8];
     }
+    for (; is_all && fall.bucket == NONE && begin > 0; begin--)
+        if (desk.buckets[begin - 1] > 0.0) fall.bucket = begin - 1, fall.left_of_bucket = __longlong_as_double(0x7FF0000000000000ll);
     return fall;
 }
 
 // Draws where more count than are sorted: weights of buckets of logits are added up from the largest down.
 __device__ u32 draw_of_many(
-    Desk& desk, const View& view, const RowBuckets& buckets, const float* smallest, float most, double enough, float min_p,
-    double uniform) {
-    const float least = row_smallest(smallest, (view.length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK, desk.slots);
+    Desk& desk, const View& view, const RowFacts& facts, float most, float least, double enough, float min_p, double uniform) {
     const float per_logit = buckets_per_logit(most, least, view.scale);
-    for (u32 i = threadIdx.x; i < BUCKETS; i += CHOOSE_THREADS) desk.buckets[i] = buckets.weights[i];
+    for (u32 i = threadIdx.x; i < BUCKETS; i += CHOOSE_THREADS) desk.buckets[i] = facts.weights[i];
     __syncthreads();
+    add_spans(desk, BUCKETS, [&](u32 at) { return desk.buckets[at]; });
     if (threadIdx.x == 0) {
         double before;
-        desk.answer = whole_buckets(desk, buckets.unlikely, enough, before);
+        desk.answer = whole_buckets(desk, facts.unlikely, enough, before);
         desk.number = before;
     }
     __syncthreads();
@@ -647,7 +671,7 @@ __device__ u32 draw_of_many(
             if (!(weight < enough && own >= min_p)) break;
             weight = __dadd_rn(weight, (double)own);
         }
-        const Fall fall = fall_of(desk, end, __dmul_rn(uniform, weight));
+        const Fall fall = fall_of(desk, end, __dmul_rn(uniform, weight), of_end == 0);
         const bool is_before = fall.bucket != NONE && fall.left_of_bucket <= desk.buckets[fall.bucket];
         desk.flag = fall.bucket != NONE && (is_before || of_end == 0);
         desk.answer = fall.bucket;
@@ -670,8 +694,8 @@ __device__ u32 draw_of_many(
 
 // The place of the token that a row's draw gives; NONE where the host has to look.
 __device__ u32 pick(
-    Desk& desk, const Choice& choice, const View& view, const float* largest, const float* weights, const float* smallest,
-    const RowBuckets& buckets, float most) {
+    Desk& desk, const Choice& choice, const View& view, const float* largest, const float* weights, const RowFacts& facts,
+    float most, float least) {
     if (choice.scale == 0.0f) return first_of(desk, view, largest, most);
     if (choice.top_k == 0 && choice.top_p >= 1.0f && choice.min_p == 0.0f)
         return draw_of_all(desk, view, weights, most, choice.uniform);
@@ -683,53 +707,51 @@ __device__ u32 pick(
     weigh_keys(desk, found, most, view.scale);
     if (threadIdx.x == 0) {
         if (few && choice.top_p < 1.0f) enough = __dmul_rn((double)choice.top_p, sum_of(desk.weights, found));
-        const u32 count = counting(desk, found, enough, choice.min_p);
+        double weight;
+        const u32 count = counting(desk, found, enough, choice.min_p, weight);
         desk.flag = few || count < CANDIDATES_FIRST;
-        if (desk.flag) desk.answer = along(desk, count, __dmul_rn(choice.uniform, sum_of(desk.weights, count)));
+        if (desk.flag) desk.answer = along(desk, count, __dmul_rn(choice.uniform, weight));
     }
     __syncthreads();
     const u32 token = desk.answer, done = desk.flag;
     __syncthreads();
-    return done ? token : draw_of_many(desk, view, buckets, smallest, most, enough, choice.min_p, choice.uniform);
+    return done ? token : draw_of_many(desk, view, facts, most, least, enough, choice.min_p, choice.uniform);
 }
 
 // One block for each choice.  `next` are the tokens of the next step.
 KERNEL void __launch_bounds__(CHOOSE_THREADS, 1) choose_pick(
     ChoiceResult* results, u32* next, const float* largest, const float* weights, const float* rows, const u32* allowed,
-    const u32* lengths, u32* faults, const float* logits, const Choice* choices, u32 vocab, u32 blocks, const float* smallest,
-    const RowBuckets* buckets) {
+    const u32* lengths, u32* faults, const float* logits, const Choice* choices, u32 vocab, u32 blocks, RowFacts* facts) {
     __shared__ Desk desk;
     wait_for_earlier();
     const u32 index = blockIdx.x;
     const Choice& choice = choices[index];
     ChoiceResult& result = results[index];
+    RowFacts& row = facts[index];
+    const float mosts[2] = {row_largest(row, 0), row_largest(row, 1)}, least = row_smallest(row);
     u32 status = CHOSEN, token = choice.token;
     if (choice.asks & ASKS_TOKEN) {
         const View view = view_of(choice, index, 0, rows, lengths, logits, vocab);
         const u64 first = (u64)index * 2 * blocks;
-        const u32 present = (view.length + WEIGHT_BLOCK - 1) / WEIGHT_BLOCK;
-        const float most = row_largest(largest + first, present, desk.slots);
         const bool masks = (choice.asks & MASKS) != 0;
-        if (view.length == 0 || !is_finite(most) || (masks && faults[index])) {
+        if (view.length == 0 || !is_finite(mosts[0]) || (masks && faults[index])) {
             status = NOT_FINITE, token = 0;
         } else {
-            token = pick(
-                desk, choice, view, largest + first, weights + first, smallest + (u64)index * blocks, buckets[index], most);
+            token = pick(desk, choice, view, largest + first, weights + first, row, mosts[0], least);
             if (token == NONE) status = LEFT_TO_HOST;
             else if (masks) token = allowed[(u64)index * vocab + token];
         }
     }
     __syncthreads();
     if (threadIdx.x == 0) {
-        faults[index] = 0;
+        faults[index] = 0, row.most[0] = 0, row.most[1] = 0, row.not_least = 0;
         result.status = status, result.token = token;
         if (choice.token_to != NONE) next[choice.token_to] = token == NONE ? 0 : token;
     }
     if (!(choice.asks & ASKS_SCORE) || status == LEFT_TO_HOST) return;
     const View view = view_of(choice, index, 1, rows, lengths, logits, vocab);
     const u64 first = ((u64)index * 2 + 1) * blocks;
-    const float most = row_largest(largest + first, blocks, desk.slots);
-    if (!is_finite(most)) {
+    if (!is_finite(mosts[1])) {
         if (threadIdx.x == 0) result.status = NOT_FINITE;
         return;
     }
@@ -737,7 +759,7 @@ KERNEL void __launch_bounds__(CHOOSE_THREADS, 1) choose_pick(
     const u32 found = find_largest(desk, view, largest + first, choice.top);
     if (threadIdx.x == 0) {
         if (found == NONE) result.status = LEFT_TO_HOST;
-        result.weight = weight, result.largest = most;
+        result.weight = weight, result.largest = mosts[1];
         result.logit = token < vocab ? view.row[token] : 0.0f;
     }
     if (found != NONE && threadIdx.x < found && threadIdx.x < TOP_MAX) {

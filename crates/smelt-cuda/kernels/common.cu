@@ -182,6 +182,21 @@ __device__ __forceinline__ u32 load_word(const void* at) {
     return d;
 }
 
+// Four bytes that a launch before has written, and such of shared memory, where the program says so.
+__device__ __forceinline__ u32 load_fresh(const u32* at) {
+    u32 d;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(d) : "l"(at));
+    return d;
+}
+__device__ __forceinline__ u32 load_shared(const u32* at) {
+    u32 d;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(d) : "r"(shared_address(at)));
+    return d;
+}
+
+// Asks for what lies there in the second cache.  Nothing is read, so it may still be written.
+__device__ __forceinline__ void ask(const void* at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }
+
 __device__ __forceinline__ u32 word_of(const uint4& four, int index) {
     return index == 0 ? four.x : index == 1 ? four.y : index == 2 ? four.z : four.w;
 }

@@ -85,7 +85,7 @@ KERNEL void __launch_bounds__(32) attend_pages(
     const u32 base = shared_address(shared_pages);
     auto copy = [&](u32 page, const u8* head, u32 part) {
         const u32 end = run.start + run.tokens - page * 64;
-        copy_pieces<32>(base, head, end, part * PART_PIECES, (part + 1) * PART_PIECES);
+        copy_pieces<32>(base, head, lane, part * PART_PIECES, (part + 1) * PART_PIECES, UpTo{end});
     };
     const u8* head = head_of(pages, run.table, page, kv_head);
     copy(page, head, 0);
@@ -217,3 +217,174 @@ KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
         *(u32*)(out + activation_at(head * dim + number, token, eights)) = held_pair(value, next);
     }
 }
+
+#if __CUDA_ARCH__ >= 900
+// Blocks of a cluster, and a place of the same name in the shared memory of another of them.
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ u32 cluster_size() {
+    u32 size;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+__device__ __forceinline__ u32 address_in(u32 rank, u32 own) {
+    u32 at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(own), "r"(rank));
+    return at;
+}
+__device__ __forceinline__ float load_in_cluster(u32 at) {
+    float x;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at));
+    return x;
+}
+__device__ __forceinline__ float2 load_two_in_cluster(u32 at) {
+    float2 x;
+    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+    return x;
+}
+// What blocks of the cluster wrote before they arrived is seen by all that wait behind it.
+__device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// What `rotate_and_keep`, `attend_pages` and `join_pages` do, in one launch, for few rows of queries: a cluster of blocks takes a
+// key head of a run, and its pages are dealt to the warps of all blocks from the last one on.  Each block makes all queries of
+// the head, and keys and values of those tokens whose page it has, which go into that page in shared memory as well.  Partial
+// results stay in shared memory, where the blocks join some numbers each.  Grid [blocks of the cluster, key heads, runs];
+// shared memory is pages [page_warps], parts [own_max][rows_max][HEAD_PAD] and marks, alike, of two.
+#define TOGETHER_WARPS 4
+KERNEL void __launch_bounds__(TOGETHER_WARPS * 32) attend_together(
+    u16* out, const float* all, const float* query_norm, const float* key_norm, const float* cosines, const float* sines,
+    const Run* runs, u8* pool, const u32* tables, u64 page_bytes, u32 tokens, u32 heads, u32 kv_heads, u32 dim, u32 stride,
+    float eps, float query_scale, u32 rows_max, u32 own_max, u32 page_warps) {
+    extern __shared__ __align__(128) u8 shared_pages[];
+    // Rows that a bank apart from each other begin.
+    __shared__ __align__(16) u16 queries[16][HEAD_PAD + 8];
+    __shared__ float turning[TOGETHER_WARPS][HEAD_PAD];
+    constexpr u32 PAGE = 2 * D_BLOCKS * 64 * 16;
+    const u32 rank = cluster_rank(), ranks = cluster_size(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    float* parts = (float*)(shared_pages + page_warps * PAGE);
+    float2* marks = (float2*)(parts + own_max * rows_max * HEAD_PAD);
+    let_next_begin();
+    // Told by the host before the first launch of the pass, as are tables.
+    const Run run = runs[blockIdx.z];
+    if (run.tokens == 0) return;
+    const u32 kv_head = blockIdx.y, group = heads / kv_heads, rows = run.tokens * group;
+    const u32 end = run.start + run.tokens, count = (end + 63) / 64;
+    const Pages pages = {pool, tables, page_bytes, kv_heads};
+    const u32 base = shared_address(shared_pages) + warp * PAGE;
+    // The pages of this warp are those that are so far from the last one; its first is asked for in the second cache.
+    u32 from_last = warp < page_warps ? rank + ranks * warp : count;
+    const u8* head = nullptr;
+    if (from_last < count) {
+        head = head_of(pages, run.table, count - 1 - from_last, kv_head);
+        for (u32 at = lane * 128; at < HEAD_BYTES; at += 32 * 128) ask(head + at);
+    }
+    Head query, key;
+    query.load_norm(query_norm, dim), key.load_norm(key_norm, dim);
+    wait_for_writes();
+
+    // Tokens of the run are not in pages yet.
+    auto copy = [&](u32 page, const u8* head, u32 part) {
+        copy_pieces<32>(base, head, lane, part * PART_PIECES, (part + 1) * PART_PIECES, [&](u32 inside) {
+            const u32 position = page * 64 + inside;
+            return position < run.start ? COPIED : position < end ? LEFT : ZERO;
+        });
+    };
+    if (head) copy(count - 1 - from_last, head, 0), copy(count - 1 - from_last, head, 1);
+    for (u32 row = warp; row < rows; row += TOGETHER_WARPS) {
+        const u32 token = run.row + row / group;
+        query.load(all + (u64)token * stride + (kv_head * group + row % group) * dim, dim);
+        query.load_turn(cosines + token * (dim / 2), sines + token * (dim / 2), dim);
+        query.turn(turning[warp], query_norm, dim, eps);
+        query.store_query(queries[row], query_scale);
+    }
+    // Warps that have fewer queries begin.  Pages of tokens of the run are the first ones of the first warps.
+    for (u32 work = TOGETHER_WARPS - 1 - warp; work < 2 * run.tokens; work += TOGETHER_WARPS) {
+        const u32 position = run.start + work / 2, token = run.row + work / 2, is_value = work % 2;
+        const u32 place = count - 1 - position / 64;
+        if (place % ranks != rank) continue;
+        key.load(all + (u64)token * stride + (heads + is_value * kv_heads + kv_head) * dim, dim);
+        if (!is_value) {
+            key.load_turn(cosines + token * (dim / 2), sines + token * (dim / 2), dim);
+            key.turn(turning[warp], key_norm, dim, eps);
+        }
+        key.keep(head_of(pages, run.table, position / 64, kv_head), shared_pages + place / ranks * PAGE, position % 64, is_value);
+    }
+    __syncthreads();
+
+    u32 q[D_STEPS][4];
+#pragma unroll
+    for (int high = 0; high < 2; high++) {
+        const u32 row = lane / 4 + high * 8;
+        const u32* from = (const u32*)queries[row] + lane % 4;
+#pragma unroll
+        for (int step = 0; step < D_STEPS; step++) {
+            q[step][high] = row < rows ? from[step * 8] : 0;
+            q[step][2 + high] = row < rows ? from[step * 8 + 4] : 0;
+        }
+    }
+    for (u32 own = warp; from_last < count; own += page_warps) {
+        const u32 page = count - 1 - from_last;
+        from_last += ranks * page_warps;
+        const bool more = from_last < count;
+        if (more) head = head_of(pages, run.table, count - 1 - from_last, kv_head);
+        Visible visible;
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            const u32 token = (lane / 4 + high * 8) / group;
+            visible.count[high] = token < run.tokens ? seen_of_page(run.start + token + 1, page) : 0;
+        }
+        Partial part;
+        float scores[8][4];
+        await_copies<1>();
+        __syncwarp();
+        weigh_page(part, scores, q, base, visible);
+        __syncwarp();
+        if (more) copy(count - 1 - from_last, head, 0);
+        else end_copies();
+        await_copies<1>();
+        __syncwarp();
+        add_values(part, scores, base);
+        __syncwarp();
+        if (more) copy(count - 1 - from_last, head, 1);
+#pragma unroll
+        for (int high = 0; high < 2; high++) {
+            const u32 row = lane / 4 + high * 8, at = own * rows_max + row;
+            if (row >= rows) continue;
+            if (lane % 4 == 0) marks[at] = make_float2(part.largest[high], part.sum[high]);
+#pragma unroll
+            for (int block = 0; block < D_BLOCKS; block++)
+                *(float2*)(parts + at * HEAD_PAD + block * 8 + lane % 4 * 2) =
+                    make_float2(part.out[block][high * 2], part.out[block][high * 2 + 1]);
+        }
+    }
+    arrive_in_cluster();
+    await_cluster();
+
+    const u32 parts_at = shared_address(parts), marks_at = shared_address(marks), eights = (tokens + 7) / 8;
+    for (u32 at = (warp * ranks + rank) * 32 + lane; at < rows * HEAD_PAD; at += ranks * TOGETHER_WARPS * 32) {
+        const u32 row = at / HEAD_PAD, d = at % HEAD_PAD, seen = (run.start + row / group + 1 + 63) / 64;
+        float largest = NO_SCORE, sum = 0.0f, value = 0.0f;
+#pragma unroll 8
+        for (u32 page = 0; page < seen; page++) {
+            const u32 place = count - 1 - page, from = place % ranks, own = place / ranks * rows_max + row;
+            const float2 mark = load_two_in_cluster(address_in(from, marks_at + own * 8));
+            const float part = load_in_cluster(address_in(from, parts_at + (own * HEAD_PAD + d) * 4));
+            const float now = fmaxf(largest, mark.x);
+            const Factors by = factors_of(largest, mark.x, now);
+            largest = now;
+            sum = joined(sum, mark.y, by);
+            value = joined(value, part, by);
+        }
+        if (d >= dim) continue;
+        const u32 token = run.row + row / group, number = (kv_head * group + row % group) * dim + d;
+        out[activation_at(number, token, eights)] = held_half(attended(value, __fdiv_rn(1.0f, sum)));
+    }
+    // Nobody leaves while another reads from it.
+    arrive_in_cluster();
+    await_cluster();
+}
+#endif

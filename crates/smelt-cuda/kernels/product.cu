@@ -86,6 +86,13 @@ template <class F> __device__ __forceinline__ float group_number(
     return half_value(((const u16*)spans)[span]) * (float)((const signed char*)numbers)[at];
 }
 
+// Asks for what a group of a row is scaled with.
+template <class F> __device__ __forceinline__ void ask_group(const Product& p, u32 row, u32 group) {
+    const u32 at = group_at(row, group, p.columns / F::GROUP);
+    if (F::SCALE == SCALE_F16) ask((const u16*)p.scales + at);
+    if (F::ZEROS) ask(p.zeros + at);
+}
+
 // The numbers of rows g and g + 8 of TILES tiles of 16 rows, from tile `tile` of a 64-row piece on.
 template <class F, int TILES> __device__ __forceinline__ void group_numbers(
     float (&out)[TILES][2], const void* numbers, const void* spans, u32 row, u32 group, u32 columns, u32 g) {
@@ -255,6 +262,25 @@ template <int THREADS> __device__ __forceinline__ void norm_state(u16* to, const
     __syncthreads();
 }
 
+// Steps of 16 columns whose activations are on their way at once.
+#define STEPS_AHEAD 4
+
+// Activations of steps from `step` on of up to EIGHTS blocks of tokens.  The program says when: compilers that are left to it wait
+// for those of each step.
+template <int EIGHTS, bool IS_SHARED>
+__device__ __forceinline__ void load_steps(u32 (&b)[STEPS_AHEAD][EIGHTS][2], const u32* x, u32 step, u32 eights) {
+#pragma unroll
+    for (int i = 0; i < STEPS_AHEAD * EIGHTS; i++) {
+        const u32 its = step + i / EIGHTS, eight = i % EIGHTS;
+        const u32* from = x + ((its / 4 * eights + eight) * 8 + its % 4 * 2) * 32 + threadIdx.x % 32;
+        u32 (&to)[2] = b[i / EIGHTS][eight];
+        to[0] = 0, to[1] = 0;
+        if (EIGHTS > 1 && eight >= eights) continue;
+        if (IS_SHARED) to[0] = load_shared(from), to[1] = load_shared(from + 32);
+        else to[0] = load_fresh(from), to[1] = load_fresh(from + 32);
+    }
+}
+
 // For few tokens: a block takes TILES * 16 rows; warp w takes units w, w + WARPS, .. of columns.  Sums of groups meet in
 // shared memory every `rounds` units of a warp, where each result has one thread that adds them in order.  Where it NORMS, x
 // is the state of one token.
@@ -272,7 +298,9 @@ template <class F, int EIGHTS, int TILES, int WARPS, bool NORMS> __device__ __fo
     const u32 units = p.columns / UNIT, eights = (p.tokens + 7) / 8;
     const uint4* own = p.weights + weights_at<F>(p, first_row / 16, 0) + lane;
 
-    uint4 now[TILES][READS], next[TILES][READS];
+    // Units whose weights are on their way; more of them where few warps have many, and they are few registers.
+    constexpr int AHEAD = TILES * READS <= 2 && WARPS <= 8 ? 3 : 2;
+    uint4 held[AHEAD][TILES][READS];
     auto load = [&](uint4 (&to)[TILES][READS], u32 unit) {
 #pragma unroll
         for (int i = 0; i < READS; i++)
@@ -280,8 +308,18 @@ template <class F, int EIGHTS, int TILES, int WARPS, bool NORMS> __device__ __fo
             for (int tile = 0; tile < TILES; tile++)
                 to[tile][i] = load_once(own + (unit * READS + i) * 128 + tile * 32);
     };
-    if (warp < units) load(now, warp);
-    if (warp + WARPS < units) load(next, warp + WARPS);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++)
+        if (warp + i * WARPS < units) load(held[i], warp + i * WARPS);
+    let_next_begin();
+    // What the first round is scaled with is asked for while the launch before ends; other forms leave no registers for it.
+    if (F::BITS == 4 && F::SCALE == SCALE_F16 && !F::MINS)
+        for (u32 at = threadIdx.x; at < min(slots, units * GROUPS) * TILES * 16; at += WARPS * 32)
+            ask_group<F>(p, first_row + at % (TILES * 16), at / (TILES * 16));
+    if (threadIdx.x < TILES * 16 && first_row + threadIdx.x < p.rows) {
+        if (p.row_scales) ask(p.row_scales + first_row + threadIdx.x);
+        if (p.bias) ask(p.bias + first_row + threadIdx.x);
+    }
 
     float y[OWN];
 #pragma unroll
@@ -291,11 +329,11 @@ template <class F, int EIGHTS, int TILES, int WARPS, bool NORMS> __device__ __fo
         u16* normed = (u16*)mins;
         float by[8];
         load_eight(by, p.norm, threadIdx.x % ROW_THREADS * 8, p.hidden);
-        wait_for_earlier();
+        wait_for_writes();
         norm_state<WARPS * 32>(normed, p, by);
         x = (const u32*)normed;
     } else {
-        wait_for_earlier();
+        wait_for_writes();
     }
 
     // Which result a thread has: its row of the block and its token.
@@ -317,9 +355,10 @@ template <class F, int EIGHTS, int TILES, int WARPS, bool NORMS> __device__ __fo
         for (u32 unit = base + warp; unit < end; unit += WARPS) {
             constexpr int GROUP_STEPS = F::GROUP / 16, READ_STEPS = F::COLUMNS / 16;
             float sums[TILES][EIGHTS][4];
-            u32 zeros[TILES][2];
+            u32 zeros[TILES][2], b[STEPS_AHEAD][EIGHTS][2];
 #pragma unroll
             for (int step = 0; step < UNIT / 16; step++) {
+                if (step % STEPS_AHEAD == 0) load_steps<EIGHTS, NORMS>(b, x, unit * (UNIT / 16) + step, eights);
                 const u32 slot = (unit - base) * GROUPS + step / GROUP_STEPS, group = unit * GROUPS + step / GROUP_STEPS;
                 if (step % GROUP_STEPS == 0) {
                     if (lane < TILES * 16) {
@@ -335,15 +374,10 @@ template <class F, int EIGHTS, int TILES, int WARPS, bool NORMS> __device__ __fo
                 Fragment a[TILES];
 #pragma unroll
                 for (int tile = 0; tile < TILES; tile++)
-                    a[tile] = unpack<F>(now[tile][step / READ_STEPS], step % READ_STEPS, zeros[tile]);
-                const u32 k64 = unit * 2 + step / 4;
+                    a[tile] = unpack<F>(held[0][tile][step / READ_STEPS], step % READ_STEPS, zeros[tile]);
 #pragma unroll
                 for (int eight = 0; eight < EIGHTS; eight++) {
-                    u32 b0 = 0, b1 = 0;
-                    if (eight < eights) {
-                        const u32 at = ((k64 * eights + eight) * 8 + step % 4 * 2) * 32 + lane;
-                        b0 = x[at], b1 = x[at + 32];
-                    }
+                    const u32 b0 = b[step % STEPS_AHEAD][eight][0], b1 = b[step % STEPS_AHEAD][eight][1];
 #pragma unroll
                     for (int tile = 0; tile < TILES; tile++)
                         mma(sums[tile][eight], a[tile].a0, a[tile].a1, a[tile].a2, a[tile].a3, b0, b1);
@@ -355,10 +389,10 @@ template <class F, int EIGHTS, int TILES, int WARPS, bool NORMS> __device__ __fo
                 }
             }
 #pragma unroll
-            for (int tile = 0; tile < TILES; tile++)
+            for (int later = 1; later < AHEAD; later++)
 #pragma unroll
-                for (int i = 0; i < READS; i++) now[tile][i] = next[tile][i];
-            if (unit + 2 * WARPS < units) load(next, unit + 2 * WARPS);
+                for (int i = 0; i < TILES * READS; i++) held[later - 1][i / READS][i % READS] = held[later][i / READS][i % READS];
+            if (unit + AHEAD * WARPS < units) load(held[AHEAD - 1], unit + AHEAD * WARPS);
         }
         __syncthreads();
         const u32 present = (end - base) * GROUPS;
@@ -600,9 +634,16 @@ template <class F> constexpr int few_blocks(int eights, int tiles, int warps) {
     return F::BITS == 4 && F::GROUP == 128 && !F::MINS && eights == 1 && tiles == 2 && warps == 8 ? 3 : 1;
 }
 
+// The most registers of a thread of such blocks.  Told by threads and blocks, compilers of CUDA 12 and 13 take fewer for sixteen
+// warps, and wait for loads.
+template <class F> constexpr int few_registers(int eights, int tiles, int warps) {
+    const int most = 65536 / (warps * 32 * few_blocks<F>(eights, tiles, warps)) / 8 * 8;
+    return most < 255 ? most : 255;
+}
+
 // Kernels of one form: their names begin with that of the form.
 #define FEW(NAME, FORM, EIGHTS, TILES, WARPS, NORMS)                                               \
-    KERNEL void __launch_bounds__(WARPS * 32, few_blocks<FORM>(EIGHTS, TILES, WARPS)) NAME(PRODUCT_PARAMETERS) { \
+    KERNEL void __maxnreg__(few_registers<FORM>(EIGHTS, TILES, WARPS)) NAME(PRODUCT_PARAMETERS) {  \
         Product p = PRODUCT_ARGUMENTS;                                                             \
         product_few<FORM, EIGHTS, TILES, WARPS, NORMS>(p);                                         \
     }

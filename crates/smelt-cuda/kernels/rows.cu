@@ -106,7 +106,8 @@ __device__ __forceinline__ void store_halves(u8* part, u32 position, const float
     }
 }
 
-__device__ __forceinline__ void store_bytes(u8* part, float* scale_at, u32 position, const float (&own)[HEAD_OWN]) {
+// Levels of a head's numbers; what they are multiplied with, no number where one of them is none.
+__device__ __forceinline__ float levels_of(signed char (&levels)[HEAD_OWN], const float (&own)[HEAD_OWN]) {
     float largest = 0.0f;
     bool sound = true;
 #pragma unroll
@@ -117,56 +118,64 @@ __device__ __forceinline__ void store_bytes(u8* part, float* scale_at, u32 posit
 #pragma unroll
     for (int apart = 16; apart > 0; apart /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
     sound = __all_sync(~0u, sound);
-    float scale = sound ? __fdiv_rn(largest, 127.0f) : __uint_as_float(0x7FC00000);
-    float inverse = scale > 0.0f ? __fdiv_rn(1.0f, scale) : 0.0f;
+    const float scale = sound ? __fdiv_rn(largest, 127.0f) : __uint_as_float(0x7FC00000);
+    const float inverse = scale > 0.0f ? __fdiv_rn(1.0f, scale) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < HEAD_OWN; i++) levels[i] = (signed char)__float2int_rn(__fmul_rn(own[i], inverse));
+    return scale;
+}
+
+__device__ __forceinline__ void store_bytes(u8* part, u32 position, const signed char (&levels)[HEAD_OWN]) {
 #pragma unroll
     for (int i = 0; i < HEAD_OWN; i++) {
         u32 d = threadIdx.x % 32 + 32 * i;
-        if (d < HEAD_PAD) part[(d / 16 * 64 + position) * 16 + d % 16] = (u8)(signed char)__float2int_rn(__fmul_rn(own[i], inverse));
+        if (d < HEAD_PAD) part[(d / 16 * 64 + position) * 16 + d % 16] = (u8)levels[i];
     }
-    if (threadIdx.x % 32 == 0) *scale_at = scale;
 }
 
-// Queries, keys and values of tokens, [tokens][stride]: heads of queries and keys are normed where there are weights for
-// it and turned; queries, scaled, become halves [tokens][heads][HEAD_PAD], keys and values go into their pages.
-// A warp takes one head of one token.
-KERNEL void __launch_bounds__(ROW_THREADS) rotate_and_keep(
-    u16* queries, const float* all, const float* query_norm, const float* key_norm, const float* cosines, const float* sines,
-    const u32* row_tables, const u32* row_positions, u8* pool, const u32* tables, u64 page_bytes, u32 tokens, u32 heads,
-    u32 kv_heads, u32 dim, u32 stride, float eps, float query_scale) {
-    wait_for_earlier();
-    const u32 lane = threadIdx.x % 32, index = blockIdx.x * (ROW_THREADS / 32) + threadIdx.x / 32;
-    const u32 per_token = heads + 2 * kv_heads, token = index / per_token, head = index % per_token;
-    if (token >= tokens) return;
-    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
-    const float* from = all + (u64)token * stride + head * dim;
-    const float* norm = is_query ? query_norm : key_norm;
-    const u32 half = dim / 2, position = is_query ? 0 : row_positions[token], table = is_query ? 0 : row_tables[token];
-    // All that is read is on its way before the first of it is used.
+// A head of a token on its way from a product: own numbers of a lane, what turns them, weights of the norm.
+struct Head {
     float own[HEAD_OWN], cosine[HEAD_OWN], sine[HEAD_OWN], by[HEAD_OWN];
+
+    // All that is read is on its way before the first of it is used.  Weights, which nothing writes, may be read before.
+    __device__ __forceinline__ void load_norm(const float* norm, u32 dim) {
 #pragma unroll
-    for (int i = 0; i < HEAD_OWN; i++) {
-        u32 d = lane + 32 * i, at = token * half + d % half;
-        own[i] = d < dim ? from[d] : 0.0f;
-        cosine[i] = d < dim && !is_value ? cosines[at] : 0.0f;
-        sine[i] = d < dim && !is_value ? sines[at] : 0.0f;
-        by[i] = d < dim && !is_value && norm ? norm[d] : 0.0f;
+        for (int i = 0; i < HEAD_OWN; i++) {
+            const u32 d = threadIdx.x % 32 + 32 * i;
+            by[i] = norm && d < dim ? norm[d] : 0.0f;
+        }
     }
-    if (!is_value) {
+    __device__ __forceinline__ void load(const float* from, u32 dim) {
+#pragma unroll
+        for (int i = 0; i < HEAD_OWN; i++) {
+            const u32 d = threadIdx.x % 32 + 32 * i;
+            own[i] = d < dim ? from[d] : 0.0f;
+        }
+    }
+    // Of the token's place, [dim / 2] each.
+    __device__ __forceinline__ void load_turn(const float* cosines, const float* sines, u32 dim) {
+#pragma unroll
+        for (int i = 0; i < HEAD_OWN; i++) {
+            const u32 d = threadIdx.x % 32 + 32 * i, at = d % (dim / 2);
+            cosine[i] = d < dim ? cosines[at] : 0.0f;
+            sine[i] = d < dim ? sines[at] : 0.0f;
+        }
+    }
+    // Normed where there are weights for it, and turned; `row` is a place of HEAD_PAD numbers for this warp alone.
+    __device__ __forceinline__ void turn(float* row, bool is_normed, u32 dim, float eps) {
+        const u32 lane = threadIdx.x % 32, half = dim / 2;
         float factor = 1.0f;
-        if (norm) {
+        if (is_normed) {
             float squares = 0.0f;
 #pragma unroll
             for (int i = 0; i < HEAD_OWN; i++) squares = __fmaf_rn(own[i], own[i], squares);
             float mean = __fdiv_rn(warp_sum(squares), (float)dim);
             factor = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
         }
-        __shared__ float rows[ROW_THREADS / 32][HEAD_PAD];
-        float* row = rows[threadIdx.x / 32];
 #pragma unroll
         for (int i = 0; i < HEAD_OWN; i++) {
             u32 d = lane + 32 * i;
-            if (d < dim) row[d] = norm ? __fmul_rn(__fmul_rn(own[i], factor), by[i]) : own[i];
+            if (d < dim) row[d] = is_normed ? __fmul_rn(__fmul_rn(own[i], factor), by[i]) : own[i];
         }
         __syncwarp();
 #pragma unroll
@@ -177,23 +186,61 @@ KERNEL void __launch_bounds__(ROW_THREADS) rotate_and_keep(
                 own[i] = __fadd_rn(__fmul_rn(row[d], cosine[i]), __fmul_rn(other, sine[i]));
             }
         }
+        __syncwarp();
     }
-    if (is_query) {
-        u16* to = queries + ((u64)token * heads + head) * HEAD_PAD;
+    // As a query, scaled, in halves.
+    __device__ __forceinline__ void store_query(u16* to, float scale) const {
 #pragma unroll
         for (int i = 0; i < HEAD_OWN; i++) {
-            u32 d = lane + 32 * i;
-            if (d < HEAD_PAD) to[d] = held_half(__fmul_rn(own[i], query_scale));
+            const u32 d = threadIdx.x % 32 + 32 * i;
+            if (d < HEAD_PAD) to[d] = held_half(__fmul_rn(own[i], scale));
         }
+    }
+    // As a key or a value at a position of the page of a head at `at`; and, where there is a place `here`, as halves in a page
+    // there, as attention reads them.
+    __device__ __forceinline__ void keep(u8* at, u8* here, u32 position, bool is_value) {
+        const u32 value_at = is_value ? 2 * 64 * HEAD_PAD : 0;
+#if KV_BYTES
+        signed char levels[HEAD_OWN];
+        const float scale = levels_of(levels, own);
+        store_bytes(at + value_at / 2, position, levels);
+        if (threadIdx.x % 32 == 0) ((float*)(at + 2 * 64 * HEAD_PAD))[(is_value ? 64 : 0) + position] = scale;
+#pragma unroll
+        for (int i = 0; i < HEAD_OWN; i++) own[i] = __fmul_rn((float)levels[i], scale);
+#else
+        store_halves(at + value_at, position, own);
+#endif
+        if (here) store_halves(here + value_at, position, own);
+    }
+};
+
+// Queries, keys and values of tokens, [tokens][stride]: heads of queries and keys are normed where there are weights for
+// it and turned; queries, scaled, become halves [tokens][heads][HEAD_PAD], keys and values go into their pages.
+// A warp takes one head of one token.
+KERNEL void __launch_bounds__(ROW_THREADS) rotate_and_keep(
+    u16* queries, const float* all, const float* query_norm, const float* key_norm, const float* cosines, const float* sines,
+    const u32* row_tables, const u32* row_positions, u8* pool, const u32* tables, u64 page_bytes, u32 tokens, u32 heads,
+    u32 kv_heads, u32 dim, u32 stride, float eps, float query_scale) {
+    __shared__ float rows[ROW_THREADS / 32][HEAD_PAD];
+    const u32 index = blockIdx.x * (ROW_THREADS / 32) + threadIdx.x / 32;
+    const u32 per_token = heads + 2 * kv_heads, token = index / per_token, head = index % per_token;
+    const bool is_query = head < heads, is_value = head >= heads + kv_heads;
+    const float* norm = is_query ? query_norm : key_norm;
+    let_next_begin();
+    Head own;
+    own.load_norm(is_value ? nullptr : norm, dim);
+    wait_for_writes();
+    if (token >= tokens) return;
+    const u32 position = is_query ? 0 : row_positions[token], table = is_query ? 0 : row_tables[token];
+    own.load(all + (u64)token * stride + head * dim, dim);
+    if (!is_value) {
+        own.load_turn(cosines + token * (dim / 2), sines + token * (dim / 2), dim);
+        own.turn(rows[threadIdx.x / 32], norm, dim, eps);
+    }
+    if (is_query) {
+        own.store_query(queries + ((u64)token * heads + head) * HEAD_PAD, query_scale);
         return;
     }
-    const u32 kv_head = (head - heads) % kv_heads;
     const Pages pages = {pool, tables, page_bytes, kv_heads};
-    u8* at = head_of(pages, table, position / 64, kv_head);
-#if KV_BYTES
-    float* scales = (float*)(at + 2 * 64 * HEAD_PAD) + (is_value ? 64 : 0);
-    store_bytes(at + (is_value ? 64 * HEAD_PAD : 0), scales + position % 64, position % 64, own);
-#else
-    store_halves(at + (is_value ? 2 * 64 * HEAD_PAD : 0), position % 64, own);
-#endif
+    own.keep(head_of(pages, table, position / 64, (head - heads) % kv_heads), nullptr, position % 64, is_value);
 }

@@ -49,6 +49,11 @@ impl Processors {
     pub const fn has_wgmma(self) -> bool {
         self.sm.0 == 90
     }
+
+    /// Whether blocks run in clusters that share memory, of which each has 227 KiB.
+    pub const fn has_clusters(self) -> bool {
+        self.sm.0 >= 90 && self.sm.0 < 120
+    }
 }
 
 impl CardFacts {

@@ -122,6 +122,8 @@ pub struct Launch {
     pub grid: [u32; 3],
     /// Threads of a block in x, y and z.
     pub block: [u32; 3],
+    /// Blocks along x that run at once and share their memory; 1 for blocks by themselves (sm_90 and later have more).
+    pub cluster: u32,
     /// Bytes of shared memory beside what the kernel declares.
     pub shared_bytes: u32,
     /// Whether it may begin while the launch before it ends: its kernel waits for that one itself before it reads what that

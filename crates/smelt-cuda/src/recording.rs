@@ -70,8 +70,8 @@ pub fn card(sm: Sm, memory_bytes: u64, unified: bool) -> CardFacts {
         multiprocessors: 8,
         memory_bytes,
         unified,
-        // What Hopper has, and the least that any card does.
-        shared_bytes_max: if sm == Sm(90) { 227 << 10 } else { 99 << 10 },
+        // What Hopper and Thor have, and the least that any card does.
+        shared_bytes_max: if matches!(sm.0, 90 | 110) { 227 << 10 } else { 99 << 10 },
         l2_bytes: 2 << 20,
         driver: 12060,
     }
@@ -515,6 +515,8 @@ impl Driver for RecordingDriver {
 
 /// Threads of a block at most, on any card.
 const THREADS_MAX: u32 = 1024;
+/// Blocks of a cluster at most, on any card that has some.
+const CLUSTER_MAX: u32 = 8;
 
 /// Whether a card could run a launch at all.
 fn fits(launch: &Launch, card: &CardFacts) -> Result<(), String> {
@@ -524,6 +526,12 @@ fn fits(launch: &Launch, card: &CardFacts) -> Result<(), String> {
     }
     if launch.grid.contains(&0) || launch.grid[1] > 0xffff || launch.grid[2] > 0xffff {
         return Err(format!("a grid of {:?} blocks", launch.grid));
+    }
+    let clusters_max = if card.processors().has_clusters() { CLUSTER_MAX } else { 1 };
+    if !(1..=clusters_max).contains(&launch.cluster)
+        || !launch.grid[0].is_multiple_of(launch.cluster)
+    {
+        return Err(format!("clusters of {} of {:?} blocks", launch.cluster, launch.grid));
     }
     if launch.shared_bytes > card.shared_bytes_max {
         let (asked, most) = (launch.shared_bytes, card.shared_bytes_max);

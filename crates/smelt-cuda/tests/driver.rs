@@ -52,7 +52,7 @@ fn real() -> Option<Arc<dyn Driver>> {
 fn adding(at: DeviceAddress, more: f32) -> Launch {
     let args = LaunchArgs::new().with(at).with(COUNT as i32).with(more);
     let (grid, block) = ([COUNT.div_ceil(128) as u32, 1, 1], [128, 1, 1]);
-    Launch { function: ADD, grid, block, shared_bytes: 0, early: false, args }
+    Launch { function: ADD, grid, block, cluster: 1, shared_bytes: 0, early: false, args }
 }
 
 fn bytes(numbers: &[f32]) -> Vec<u8> {

@@ -4,7 +4,7 @@
 //! of tokens ends, and the one in which a draw falls, are put in order.  Knows nothing of settings.
 
 use super::select::Candidate;
-use super::weights::{BLOCK, weight};
+use super::weights::{BLOCK, SPAN, spans, weight};
 
 /// Buckets of a row.  So many hold some tens of tokens each of a usual vocabulary, and their sums
 /// stay in the processor's nearest cache.
@@ -41,6 +41,8 @@ pub(super) struct Kept {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Buckets {
     weights: Vec<f64>,
+    /// Of each [`SPAN`] of buckets.
+    spans: Vec<f64>,
     /// Buckets for each unit of logit.
     per_logit: f32,
     /// The first bucket with a token that is too unlikely.
@@ -56,9 +58,13 @@ impl Buckets {
     /// than `weight_min`; at least one.  Of equal logits the smaller token is likelier.
     pub(super) fn keep(&mut self, row: &[f32], scale: Scale, enough: f64, weight_min: f32) -> Kept {
         self.fill(row, scale, weight_min);
-        let mut before = 0.0;
-        let mut end = 0;
-        while end + 1 < BUCKETS && end < self.unlikely && before + self.weights[end] < enough {
+        let stop = self.unlikely.min(BUCKETS - 1);
+        let (mut before, mut end) = (0.0, 0);
+        while end + SPAN <= stop && before + self.spans[end / SPAN] < enough {
+            before += self.spans[end / SPAN];
+            end += SPAN;
+        }
+        while end < stop && before + self.weights[end] < enough {
             before += self.weights[end];
             end += 1;
         }
@@ -78,9 +84,13 @@ impl Buckets {
 
     /// The token at `draw`, zero to one, of the weight of what was kept of `row`, likeliest first.
     pub(super) fn draw(&mut self, row: &[f32], scale: Scale, kept: Kept, draw: f64) -> u32 {
-        let mut left = draw * kept.weight;
+        let (mut begin, mut left) = (0, draw * kept.weight);
+        while begin + SPAN < kept.end && left > self.spans[begin / SPAN] {
+            left -= self.spans[begin / SPAN];
+            begin += SPAN;
+        }
         let mut found = None;
-        for (bucket, &weight) in self.weights[..kept.end].iter().enumerate() {
+        for (bucket, &weight) in self.weights[..kept.end].iter().enumerate().skip(begin) {
             if weight > 0.0 {
                 found = Some((bucket, left));
                 if left <= weight {
@@ -88,6 +98,10 @@ impl Buckets {
                 }
                 left -= weight;
             }
+        }
+        if found.is_none() && kept.of_end == 0 {
+            let last = self.weights[..begin].iter().rposition(|weight| *weight > 0.0);
+            found = last.map(|bucket| (bucket, f64::INFINITY));
         }
         let is_before = found.is_some_and(|(bucket, left)| left <= self.weights[bucket]);
         match found {
@@ -131,6 +145,8 @@ impl Buckets {
                 }
             }
         }
+        self.spans.clear();
+        self.spans.extend(spans(&self.weights));
     }
 
     /// The bucket of a logit: never before that of a larger one.

@@ -9,7 +9,7 @@ use super::select::{self, Candidate};
 use super::{Mask, Settings, weights};
 
 /// Candidates looked at first where a probability decides how many count; most rows need no more.
-const CANDIDATES_FIRST: usize = 64;
+const CANDIDATES_FIRST: usize = 256;
 
 /// A row of logits from which nothing can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -145,19 +145,15 @@ impl Chooser {
         })
     }
 
-    /// Draws from the whole row, in the order of tokens.
+    /// Draws from the whole row, in the order of tokens: among spans, then blocks, then tokens.
     fn draw_of_all(&mut self, row: &[f32], scale: Scale, draw: f64) -> u32 {
         let all = weights::sum(row, scale.largest, scale.scale, &mut self.blocks);
-        let mut left = draw * all;
-        let mut last = 0;
-        for (block, weight) in self.blocks.iter().enumerate() {
-            last = block;
-            if left <= *weight {
-                break;
-            }
-            left -= weight;
-        }
-        let start = last * weights::BLOCK;
+        let spans: Vec<f64> = weights::spans(&self.blocks).collect();
+        let (span, left) = fallen(&spans, draw * all);
+        let first = span * weights::SPAN;
+        let end = self.blocks.len().min(first + weights::SPAN);
+        let (block, left) = fallen(&self.blocks[first..end], left);
+        let start = (first + block) * weights::BLOCK;
         let end = row.len().min(start + weights::BLOCK);
         let block = (start as u32..).zip(&row[start..end]);
         self.candidates.clear();
@@ -183,6 +179,16 @@ impl Chooser {
         }
         Cut::Many(self.buckets.keep(row, scale, enough, min_p))
     }
+}
+
+/// Which of these weights a draw falls on, the last where it is beyond; what is left of it there.
+fn fallen(weights: &[f64], draw: f64) -> (usize, f64) {
+    let (mut at, mut left) = (0, draw);
+    while at + 1 < weights.len() && left > weights[at] {
+        left -= weights[at];
+        at += 1;
+    }
+    (at, left)
 }
 
 /// The first token with this logit.

@@ -6,6 +6,9 @@
 /// Logits whose exponentials are added up as singles before they are added to a double.
 pub(super) const BLOCK: usize = 64;
 
+/// Blocks that are added up among themselves: threads of a device add spans at once, and a draw goes from span to span.
+pub(super) const SPAN: usize = 64;
+
 /// Sums kept side by side, so that they fit vectors of every machine.
 const LANES: usize = 16;
 
@@ -35,7 +38,23 @@ pub(super) fn largest(logits: &[f32]) -> Option<f32> {
 pub(super) fn sum(logits: &[f32], largest: f32, scale: f32, blocks: &mut Vec<f64>) -> f64 {
     blocks.clear();
     blocks.extend(logits.chunks(BLOCK).map(|block| block_sum(block, largest, scale)));
-    blocks.iter().sum()
+    spans(blocks).sum()
+}
+
+/// The weight of each [`SPAN`] of blocks, whose halves are added to each other until one is left.
+pub(super) fn spans(blocks: &[f64]) -> impl Iterator<Item = f64> {
+    blocks.chunks(SPAN).map(|span| {
+        let mut sums = [0.0; SPAN];
+        sums[..span.len()].copy_from_slice(span);
+        let mut len = SPAN;
+        while len > 1 {
+            len /= 2;
+            for at in 0..len {
+                sums[at] += sums[at + len];
+            }
+        }
+        sums[0]
+    })
 }
 
 fn block_sum(block: &[f32], largest: f32, scale: f32) -> f64 {
@@ -98,7 +117,7 @@ mod tests {
 
     #[test]
     fn sums_are_those_of_doubles_whatever_the_length() {
-        for count in [1usize, 2, 15, 16, 17, 63, 64, 65, 1000, 1337] {
+        for count in [1usize, 2, 15, 16, 17, 63, 64, 65, 1000, 1337, 4096, 9001] {
             let logits: Vec<f32> = (0..count).map(|i| ((i * 37) % 101) as f32 / 7.0).collect();
             let largest = largest(&logits).unwrap();
             let expect: f64 = logits.iter().map(|l| f64::from((l - largest) * 0.5).exp()).sum();

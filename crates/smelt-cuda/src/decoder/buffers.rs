@@ -12,7 +12,7 @@ use super::model::Model;
 use super::pages::PAGE_TOKENS;
 use crate::DeviceAddress;
 use crate::driver::{Driver, DriverError, Stream};
-use crate::kernels::choose::{BUCKETS_BYTES, ChooseBuffers, RESULT_BYTES, blocks};
+use crate::kernels::choose::{ChooseBuffers, RESULT_BYTES, ROW_FACTS_BYTES, blocks};
 use crate::kernels::layout::{activation_len, padded_columns};
 
 /// Bytes of partial results of attention, where longest sequences do not want more: as many as 32 sequences of some
@@ -58,7 +58,7 @@ pub(super) struct Buffers {
 }
 
 /// Buffers there are.
-const COUNT: usize = 22;
+const COUNT: usize = 21;
 
 /// Bytes of each buffer, in the order of the fields.
 struct Sizes {
@@ -86,9 +86,9 @@ impl Buffers {
         }
         let at = all.map(|(address, _)| address);
         let [states, normed, sorted, sums, projected, queries, attended, ..] = at;
-        let [.., middle, cosines, sines, parts, marks, logits, _, _, _, _, _, _, _, _, _] = at;
-        let [.., rows_own, allowed, lengths, faults, _, _, _, _, _] = at;
-        let [.., largest, weights, smallest, buckets, results] = at;
+        let [.., middle, cosines, sines, parts, marks, logits, _, _, _, _, _, _, _, _] = at;
+        let [.., rows_own, allowed, lengths, faults, _, _, _, _] = at;
+        let [.., largest, weights, facts, results] = at;
         let none = DeviceAddress::NULL;
         let choosing = ChooseBuffers {
             logits,
@@ -102,8 +102,7 @@ impl Buffers {
             faults,
             largest,
             weights,
-            smallest,
-            buckets,
+            facts,
             results,
             next: none,
         };
@@ -177,8 +176,7 @@ fn sizes(model: &Model, rows: usize, logits: usize, tokens: usize) -> Sizes {
         floats(logits),
         floats(logits * 2 * blocks(sizes.vocab)),
         floats(logits * 2 * blocks(sizes.vocab)),
-        floats(logits * blocks(sizes.vocab)),
-        (logits * BUCKETS_BYTES) as u64,
+        (logits * ROW_FACTS_BYTES) as u64,
         (logits * RESULT_BYTES) as u64,
     ];
     Sizes { parts_rows, bytes }

@@ -257,7 +257,7 @@ impl Pass<'_> {
             tables: self.input(self.places.tables),
             page_bytes: model.page_bytes(),
         };
-        self.launch(rows::rotate_and_keep(Rotate {
+        let rotate = Rotate {
             queries: buffers.queries,
             all: buffers.projected,
             stride,
@@ -271,9 +271,9 @@ impl Pass<'_> {
             tokens: self.rows(),
             heads: model.heads,
             eps: model.sizes.eps,
-        }));
+        };
         self.fill_up(buffers.attended, model.attended(), layer.output.weight.columns);
-        self.attend(pages);
+        self.attend(rotate);
         let outcome = self.added();
         self.product(&layer.output, buffers.attended, outcome, &mut None);
     }
@@ -291,9 +291,11 @@ impl Pass<'_> {
         Outcome::Add { out: self.buffers.states, stride: self.model.sizes.hidden as u32 }
     }
 
-    /// Attention over pages: runs of few rows as many at once as partial results have room for, then those of many.
-    fn attend(&mut self, pages: LayerPages) {
+    /// Attention over pages, into which keys and values of the pass go: in one launch where that is better; else runs of few rows
+    /// as many at once as partial results have room for, then those of many.
+    fn attend(&mut self, rotate: Rotate) {
         let Shape { few, few_rows, few_pages, many, many_rows, .. } = *self.shape;
+        let pages = rotate.pages;
         let group = self.model.group().max(1);
         let attend = |pass: &Self, first: usize, count: usize, rows: usize| Attend {
             out: pass.buffers.attended,
@@ -305,6 +307,15 @@ impl Pass<'_> {
             tokens: pass.rows(),
             heads: pass.model.heads,
         };
+        if many == 0 {
+            let (own, longest) =
+                (attend(self, 0, few, few_rows), (few_pages as u32, few_rows as u32));
+            let together = attention::attend_together(own, rotate, longest, self.processors);
+            if let Some(launch) = together {
+                return self.launch(launch);
+            }
+        }
+        self.launch(rows::rotate_and_keep(rotate));
         let at_once = (self.buffers.parts_rows / (few_rows * few_pages).max(1)).max(1);
         for first in (0..few).step_by(at_once) {
             let own = attend(self, first, at_once.min(few - first), few_rows);

@@ -261,7 +261,7 @@ impl Machine {
 
     /// Puts the copy of what is asked of a part of logits on the stream.
     pub(super) fn put_asked(&self, index: usize) -> Result<(), DriverError> {
-        match self.asked[index].count {
+        match self.asked[index].asked.count {
             0 => Ok(()),
             _ => self.choices.put(self.stream.id(), index),
         }
@@ -273,22 +273,22 @@ impl Machine {
         let at = self.staged[head.pass].shape.places().wanted + wanted.start * size_of::<u32>();
         let rows = self.inputs.address().offset(at as u64);
         self.put(stream, &self.head_ops(rows, wanted.len()))?;
-        let count = self.asked[index].count;
-        if count == 0 {
+        let asked = self.asked[index].asked;
+        if asked.count == 0 {
             return Ok(());
         }
         let places = self.asked[index].places(self.choices.address());
         let buffers = self.buffers.choosing(places);
         let vocab = self.model.sizes.vocab;
-        let ops = choose(buffers, count as u32, vocab).map(Op::Launch);
+        let ops: Vec<Op> = choose(buffers, asked, vocab).into_iter().map(Op::Launch).collect();
         self.put(stream, &ops)?;
-        let bytes = (count * RESULT_BYTES) as u64;
+        let bytes = u64::from(asked.count) * RESULT_BYTES as u64;
         self.driver.copy(stream, self.results.address(), buffers.results, bytes)
     }
 
     /// What the device told of the choices of the part that was put last.  No work may be left.
     pub(super) fn results(&self, index: usize) -> Result<Vec<u8>, DriverError> {
-        let mut bytes = vec![0; self.asked[index].count * RESULT_BYTES];
+        let mut bytes = vec![0; self.asked[index].asked.count as usize * RESULT_BYTES];
         self.results.read(0, &mut bytes)?;
         Ok(bytes)
     }

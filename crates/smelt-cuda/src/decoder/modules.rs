@@ -12,8 +12,12 @@ use crate::owned::OwnedModule;
 use crate::{Function, Launch};
 
 /// Kernels that keep keys and values, or read them.
-const OF_PAGES: [Function; 3] =
-    [Function("rotate_and_keep"), Function("attend_prompt"), Function("attend_pages")];
+const OF_PAGES: [Function; 4] = [
+    Function("rotate_and_keep"),
+    Function("attend_prompt"),
+    Function("attend_pages"),
+    Function("attend_together"),
+];
 
 /// The kernels of an engine.
 #[derive(Debug)]

@@ -752,7 +752,7 @@ impl Driver for CudaDriver {
             (&raw mut len).cast::<c_void>(),
             ptr::null_mut(),
         ];
-        let mut early = early();
+        let mut attributes = attributes(launch, self.card.sm);
         let config = sys::CUlaunchConfig {
             gridDimX: launch.grid[0],
             gridDimY: launch.grid[1],
@@ -762,8 +762,8 @@ impl Driver for CudaDriver {
             blockDimZ: launch.block[2],
             sharedMemBytes: launch.shared_bytes,
             hStream: raw,
-            attrs: &raw mut early,
-            numAttrs: c_uint::from(launch.early && self.card.sm >= EARLY_SINCE),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as c_uint,
         };
         // SAFETY: the config and what it points to live until the call ends, which copies the parameters: as many bytes as
         // it is told, which are those of the kernel.
@@ -918,9 +918,22 @@ impl Driver for CudaDriver {
 /// Kernels know how to wait for what was before them from here on.
 const EARLY_SINCE: Sm = Sm(90);
 
-/// What says that a launch may begin while the one before it ends.
-fn early() -> sys::CUlaunchAttribute {
-    let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
-    let id = sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    sys::CUlaunchAttribute { id, pad: [0; 4], value }
+/// What a card has to know of a launch beside its grid.
+fn attributes(launch: &Launch, sm: Sm) -> Vec<sys::CUlaunchAttribute> {
+    let of = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+    let mut attributes = Vec::new();
+    if launch.early && sm >= EARLY_SINCE {
+        let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+        let id =
+            sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attributes.push(of(id, value));
+    }
+    if launch.cluster > 1 {
+        let size =
+            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: launch.cluster, y: 1, z: 1 };
+        let value = sys::CUlaunchAttributeValue { clusterDim: size };
+        let id = sys::CUlaunchAttributeID_enum::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attributes.push(of(id, value));
+    }
+    attributes
 }

@@ -1,10 +1,11 @@
-//! Launches attention over pages: of many rows at once, or page by page with a launch that joins what came of them.
+//! Launches attention over pages: of many rows at once, page by page with a launch that joins what came of them, or of few rows
+//! from the product before to what is joined in one launch.
 //!
-//! Both give a row the same bits.  Plain data in, a launch out.
+//! All give a row the same bits.  Plain data in, a launch out.
 
 use super::page::PAGE_TOKENS;
-use super::rows::{Heads, LayerPages};
-use crate::{DeviceAddress, Function, Launch, LaunchArgs};
+use super::rows::{Heads, LayerPages, Rotate, query_scale};
+use crate::{DeviceAddress, Function, Launch, LaunchArgs, Processors};
 
 /// Rows of queries, of one key head, that a block of a prompt takes.
 pub(super) const PROMPT_ROWS: u32 = 64;
@@ -18,9 +19,15 @@ pub(super) const JOIN_STAGES: u32 = 3;
 /// that all end together.
 const PAGE_WARPS: u32 = 14;
 
+/// Warps of a block that does all of attention.
+pub(super) const TOGETHER_WARPS: u32 = 4;
+/// Most bytes of shared memory of such a block, beside what its kernel declares.
+const TOGETHER_BYTES_MAX: u32 = 216 << 10;
+
 pub(super) const ATTEND_PROMPT: Function = Function("attend_prompt");
 pub(super) const ATTEND_PAGES: Function = Function("attend_pages");
 pub(super) const JOIN_PAGES: Function = Function("join_pages");
+pub(super) const ATTEND_TOGETHER: Function = Function("attend_together");
 
 /// Neighbouring tokens of some slots that attend.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,6 +108,7 @@ pub fn attend_prompt(attend: Attend) -> Launch {
         function: ATTEND_PROMPT,
         grid: [tiles, heads.keys, attend.count],
         block: [128, 1, 1],
+        cluster: 1,
         shared_bytes: 2 * heads.page_bytes(),
         early: true,
         args,
@@ -127,6 +135,7 @@ pub fn attend_pages(attend: Attend, partials: Partials, multiprocessors: u32) ->
             function: ATTEND_PAGES,
             grid: [page_warps(attend, partials, multiprocessors), heads.keys, attend.count],
             block: [32, 1, 1],
+            cluster: 1,
             shared_bytes: heads.page_bytes(),
             early: true,
             args: pages,
@@ -162,10 +171,95 @@ fn join_pages(attend: Attend, partials: Partials) -> Launch {
         function: JOIN_PAGES,
         grid: [partials.rows * (padded / numbers), heads.keys, attend.count],
         block: [JOIN_THREADS, 1, 1],
+        cluster: 1,
         shared_bytes: stages * partials.pages.min(JOIN_THREADS) * numbers * 4,
         early: true,
         args,
     }
+}
+
+/// How the pages of a key head of a run are dealt where one launch does all of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Dealt {
+    /// Blocks that share them.
+    cluster: u32,
+    /// Warps of a block that take some.
+    page_warps: u32,
+    /// Most pages of a block.
+    own_max: u32,
+    /// Bytes of shared memory of a block.
+    shared_bytes: u32,
+}
+
+impl Dealt {
+    /// Nothing where the card has no clusters, a block no room, or where warps of all processors are faster, since each would
+    /// have several pages while others have none.  From times on an H200: clusters win while they run beside one another, so
+    /// large ones are for few runs; blocks of two or three pages at once lose to half as many with four.
+    fn of(heads: Heads, runs: u32, pages: u32, rows: u32, processors: Processors) -> Option<Self> {
+        if !processors.has_clusters() {
+            return None;
+        }
+        let (alone, at_once) = (heads.keys * runs, processors.count);
+        let is_fit = |cluster: &u32| {
+            let most = if *cluster > 2 { at_once / 2 } else { at_once };
+            let own = pages.div_ceil(*cluster);
+            *cluster <= pages && !(2..TOGETHER_WARPS).contains(&own) && cluster * alone <= most
+        };
+        let cluster = [8, 4, 2].into_iter().find(is_fit).unwrap_or(1);
+        let own_max = pages.div_ceil(cluster);
+        let page_warps = if cluster * alone > at_once { 2 } else { TOGETHER_WARPS }.min(own_max);
+        let part = rows * (heads.shape.padded() as u32 * 4 + 8);
+        let shared_bytes = page_warps * heads.page_bytes() + own_max * part;
+        let is_slow = cluster > 2 && own_max > page_warps;
+        (!is_slow && shared_bytes <= TOGETHER_BYTES_MAX).then_some(Self {
+            cluster,
+            page_warps,
+            own_max,
+            shared_bytes,
+        })
+    }
+}
+
+/// Attention of runs of at most [`PAGE_ROWS`] rows of queries and of so many pages, with what [`super::rows::rotate_and_keep`] does
+/// before it; nothing where several launches are better.
+pub fn attend_together(
+    attend: Attend,
+    rotate: Rotate,
+    (pages, rows): (u32, u32),
+    processors: Processors,
+) -> Option<Launch> {
+    let Heads { queries, keys, shape } = attend.heads;
+    let dealt = Dealt::of(attend.heads, attend.count, pages, rows, processors)?;
+    let args = LaunchArgs::new()
+        .with(attend.out)
+        .with(rotate.all)
+        .with(rotate.query_norm)
+        .with(rotate.key_norm)
+        .with(rotate.cosines)
+        .with(rotate.sines)
+        .with(attend.runs)
+        .with(attend.pages.pool)
+        .with(attend.pages.tables)
+        .with(attend.pages.page_bytes)
+        .with(attend.tokens)
+        .with(queries)
+        .with(keys)
+        .with(shape.dim as u32)
+        .with(rotate.stride)
+        .with(rotate.eps)
+        .with(query_scale(shape.dim))
+        .with(rows)
+        .with(dealt.own_max)
+        .with(dealt.page_warps);
+    Some(Launch {
+        function: ATTEND_TOGETHER,
+        grid: [dealt.cluster, keys, attend.count],
+        block: [TOGETHER_WARPS * 32, 1, 1],
+        cluster: dealt.cluster,
+        shared_bytes: dealt.shared_bytes,
+        early: true,
+        args,
+    })
 }
 
 #[cfg(test)]
@@ -173,6 +267,7 @@ mod tests {
     use smelt_backend::KvType;
 
     use super::*;
+    use crate::Sm;
     use crate::kernels::page::HeadShape;
 
     #[test]
@@ -198,5 +293,42 @@ mod tests {
         assert_eq!(warps(1, 512), 171);
         assert_eq!(warps(32, 8), 4);
         assert_eq!(warps(1, 1), 1);
+    }
+    #[test]
+    fn pages_are_dealt_where_warps_have_one_each_or_all_processors_some() {
+        let shape = HeadShape { dim: 128, kind: KvType::F16 };
+        let heads = Heads { queries: 16, keys: 8, shape };
+        let dealt = |runs, pages| {
+            let dealt = Dealt::of(heads, runs, pages, 2, Processors { count: 132, sm: Sm(90) });
+            dealt.map(|dealt| (dealt.cluster, dealt.page_warps, dealt.own_max))
+        };
+        assert_eq!(dealt(1, 8), Some((8, 1, 1)));
+        assert_eq!(dealt(1, 16), Some((4, 4, 4)));
+        assert_eq!(dealt(1, 32), Some((8, 4, 4)));
+        assert_eq!(dealt(1, 64), None, "all processors have warps for so many pages");
+        assert_eq!(dealt(2, 16), Some((4, 4, 4)));
+        assert_eq!(dealt(8, 8), Some((2, 4, 4)));
+        assert_eq!(dealt(8, 128), Some((2, 4, 64)));
+        assert_eq!(dealt(32, 8), Some((1, 2, 8)));
+        assert_eq!(dealt(32, 512), None, "what came of so many pages has no room");
+        let orin = Processors { count: 8, sm: Sm(87) };
+        assert_eq!(Dealt::of(heads, 1, 8, 2, orin), None);
+    }
+
+    #[test]
+    fn pages_that_a_run_writes_are_the_first_of_their_warps() {
+        let shape = HeadShape { dim: 64, kind: KvType::Int8 };
+        for (count, runs, keys, pages) in (1..=20)
+            .flat_map(|count| (1..=20).map(move |runs| (count * 8, runs)))
+            .flat_map(|(count, runs)| [1, 2, 8].map(|keys| (count, runs, keys)))
+            .flat_map(|(count, runs, keys)| [1, 2, 3, 17].map(|pages| (count, runs, keys, pages)))
+        {
+            let (heads, processors) =
+                (Heads { queries: keys, keys, shape }, Processors { count, sm: Sm(110) });
+            let Some(dealt) = Dealt::of(heads, runs, pages, 16, processors) else { continue };
+            // Sixteen tokens lie in two pages at most.
+            assert!(dealt.cluster * dealt.page_warps >= pages.min(2), "{dealt:?}");
+            assert!(dealt.cluster * dealt.own_max >= pages && dealt.own_max >= dealt.page_warps);
+        }
     }
 }

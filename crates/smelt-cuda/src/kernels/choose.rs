@@ -1,6 +1,6 @@
 //! Lets the device choose tokens from rows of logits, and reads what came of it.
 //!
-//! Draws become lists of plain numbers for the device, four launches do what [`smelt_backend::sampling`] does on the host,
+//! Draws become lists of plain numbers for the device, three or four launches do what [`smelt_backend::sampling`] does on the host,
 //! step by step, and results become what that gives.  Where a row is too even to be sorted there, the host chooses.
 
 use smelt_backend::sampling::{Chosen, Draw, Logprobs, NotFinite, Settings, TOP_LOGPROBS_MAX};
@@ -9,6 +9,8 @@ use crate::{DeviceAddress, Function, Launch, LaunchArgs};
 
 /// Logits whose weights are added up as singles.
 pub(super) const WEIGHT_BLOCK: usize = 64;
+/// Weights of blocks, or of buckets, that are added up among themselves.
+pub(super) const SPAN: usize = 64;
 /// Tokens of a row that a block adjusts.
 pub(super) const ADJUST_TOKENS: usize = 8192;
 const ADJUST_THREADS: u32 = 256;
@@ -28,19 +30,21 @@ pub(super) const PICK: Function = Function("choose_pick");
 
 /// Bytes of a choice as the device reads it.
 pub const CHOICE_BYTES: usize = 80;
+/// Where in a choice it lies what is asked: the lowest byte of a word.
+const ASKS_AT: usize = 12;
 /// Bytes of what came of it.
 pub const RESULT_BYTES: usize = 16 + 8 + TOP_LOGPROBS_MAX * 8;
 
 /// Buckets that the weights of a row are added up in, by logit.
 pub(super) const BUCKETS: usize = 2048;
-/// Bytes of them, f64 each, and of the first one with a token that is too unlikely.
-pub const BUCKETS_BYTES: usize = BUCKETS * 8 + 8;
+/// Bytes of what is known of a row: those, f64 each, and four words.
+pub const ROW_FACTS_BYTES: usize = BUCKETS * 8 + 16;
 
 /// What stands for no token.
 const NONE: u32 = u32::MAX;
 pub(super) const ASKS_TOKEN: u32 = 1;
 pub(super) const ASKS_SCORE: u32 = 2;
-const ADJUSTS: u32 = 4;
+pub(super) const ADJUSTS: u32 = 4;
 pub(super) const MASKS: u32 = 8;
 
 /// What is asked of some rows, as the device reads it.
@@ -79,6 +83,18 @@ impl ChoiceLists {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.choices.is_empty()
+    }
+
+    /// What they have in common.
+    pub fn asked(&self) -> Asked {
+        let (choices, _) = self.choices.as_chunks::<CHOICE_BYTES>();
+        let asks = choices.iter().map(|choice| u32::from(choice[ASKS_AT]));
+        let all = asks.fold(0, |all, asks| all | asks);
+        Asked {
+            count: choices.len() as u32,
+            adjusts: all & (ADJUSTS | MASKS) != 0,
+            scores: all & ASKS_SCORE != 0,
+        }
     }
 
     /// Asks for a token from `row` of the logits; it is put at `token_to` of the next step's tokens, too.
@@ -215,7 +231,7 @@ pub struct ChooseBuffers {
     pub rows: DeviceAddress,
     /// Tokens that masks allow, u32 `[choices, vocab]`.
     pub allowed: DeviceAddress,
-    /// u32 `[choices]`.
+    /// Of adjusted rows, u32 `[choices]`.
     pub lengths: DeviceAddress,
     /// u32 `[choices]`, zero before the first step.
     pub faults: DeviceAddress,
@@ -223,10 +239,8 @@ pub struct ChooseBuffers {
     pub largest: DeviceAddress,
     /// f32 `[choices, 2, blocks]`.
     pub weights: DeviceAddress,
-    /// f32 `[choices, blocks]`.
-    pub smallest: DeviceAddress,
-    /// [`BUCKETS_BYTES`] each.
-    pub buckets: DeviceAddress,
+    /// [`ROW_FACTS_BYTES`] each, zero before the first step.
+    pub facts: DeviceAddress,
     /// [`RESULT_BYTES`] each.
     pub results: DeviceAddress,
     /// Tokens of the next step, u32.
@@ -238,20 +252,31 @@ pub const fn blocks(vocab: usize) -> usize {
     vocab.div_ceil(WEIGHT_BLOCK)
 }
 
-/// Chooses from `count` rows of at most [`VOCAB_MAX`] logits.
-pub fn choose(buffers: ChooseBuffers, count: u32, vocab: usize) -> [Launch; 4] {
-    let (all, vocab_word) = (blocks(vocab) as u32, vocab as u32);
+/// What some choices have in common.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// How many there are.
+    pub count: u32,
+    /// Whether a row is adjusted, or only some of its tokens may come.
+    pub adjusts: bool,
+    /// Whether it is asked how likely a token is.
+    pub scores: bool,
+}
+
+/// Chooses from rows of at most [`VOCAB_MAX`] logits.
+pub fn choose(buffers: ChooseBuffers, asked: Asked, vocab: usize) -> Vec<Launch> {
+    let (all, vocab_word, count) = (blocks(vocab) as u32, vocab as u32, asked.count);
     let launch = |function, grid, threads, args| Launch {
         function,
         grid,
         block: [threads, 1, 1],
+        cluster: 1,
         shared_bytes: 0,
         early: true,
         args,
     };
     let ChooseBuffers { logits, choices, rows, allowed, lengths, faults, largest, weights, .. } =
         buffers;
-    let ChooseBuffers { smallest, buckets, .. } = buffers;
     let adjust = LaunchArgs::new()
         .with(rows)
         .with(allowed)
@@ -263,9 +288,9 @@ pub fn choose(buffers: ChooseBuffers, count: u32, vocab: usize) -> [Launch; 4] {
         .with(buffers.counts)
         .with(buffers.masks)
         .with(vocab_word);
-    let of_blocks = |args: LaunchArgs| {
-        let args = args.with(rows).with(lengths).with(logits).with(choices);
-        args.with(vocab_word).with(all).with(smallest).with(buckets)
+    let of_blocks = |out: DeviceAddress| {
+        let args = LaunchArgs::new().with(out).with(rows).with(lengths).with(logits).with(choices);
+        args.with(vocab_word).with(all).with(buffers.facts)
     };
     let pick = LaunchArgs::new()
         .with(buffers.results)
@@ -280,16 +305,16 @@ pub fn choose(buffers: ChooseBuffers, count: u32, vocab: usize) -> [Launch; 4] {
         .with(choices)
         .with(vocab_word)
         .with(all)
-        .with(smallest)
-        .with(buckets);
-    let pieces = [all.div_ceil(LARGEST_BLOCKS), count, 2];
-    let weigh = of_blocks(LaunchArgs::new().with(weights).with(largest));
-    [
-        launch(ADJUST, [vocab.div_ceil(ADJUST_TOKENS) as u32, count, 1], ADJUST_THREADS, adjust),
-        launch(LARGEST, pieces, 256, of_blocks(LaunchArgs::new().with(largest))),
-        launch(WEIGH, pieces, 256, weigh),
+        .with(buffers.facts);
+    let tiles = [vocab.div_ceil(ADJUST_TOKENS) as u32, count, 1];
+    let pieces = [all.div_ceil(LARGEST_BLOCKS), count, 1 + u32::from(asked.scores)];
+    let adjust = asked.adjusts.then(|| launch(ADJUST, tiles, ADJUST_THREADS, adjust));
+    let others = [
+        launch(LARGEST, pieces, 256, of_blocks(largest)),
+        launch(WEIGH, pieces, 256, of_blocks(weights)),
         launch(PICK, [count, 1, 1], PICK_THREADS, pick),
-    ]
+    ];
+    adjust.into_iter().chain(others).collect()
 }
 
 #[cfg(test)]
@@ -327,6 +352,7 @@ mod tests {
         let own = &lists.choices[CHOICE_BYTES..];
         assert_eq!(f64::from_le_bytes(own[..8].try_into().unwrap()), 0.75);
         assert_eq!([word(own, 8), word(own, 12)], [1, 15]);
+        assert_eq!(lists.asked(), Asked { count: 2, adjusts: true, scores: true });
         assert_eq!(f32::from_bits(word(own, 16)), 2.0);
         assert_eq!(word(own, 20), 7);
         assert_eq!(f32::from_bits(word(own, 36)), 0.25);

@@ -87,7 +87,7 @@ impl Form {
 fn moving(function: Function, count: u64, args: LaunchArgs) -> Launch {
     let blocks = u32::try_from(count.div_ceil(u64::from(MOVE_THREADS))).unwrap_or(u32::MAX);
     let (grid, block) = ([blocks, 1, 1], [MOVE_THREADS, 1, 1]);
-    Launch { function, grid, block, shared_bytes: 0, early: true, args }
+    Launch { function, grid, block, cluster: 1, shared_bytes: 0, early: true, args }
 }
 
 /// A weight of floats that becomes one of halves.
@@ -162,7 +162,7 @@ pub fn norm(norm: NormNumbers) -> Launch {
         .with(u32::from(norm.centred))
         .with(norm.eps);
     let (grid, block) = ([norm.rows.div_ceil(ROW_THREADS / 32), 1, 1], [ROW_THREADS, 1, 1]);
-    Launch { function: NORM_NUMBERS, grid, block, shared_bytes: 0, early: true, args }
+    Launch { function: NORM_NUMBERS, grid, block, cluster: 1, shared_bytes: 0, early: true, args }
 }
 
 /// `[batch, heads, rows, numbers]` by steps.
@@ -282,6 +282,7 @@ pub fn attend(attend: AttendAll, processors: Processors) -> Launch {
         function: if attend.mask.is_some() { ATTEND_MASKED } else { ATTEND_ALL },
         grid: [queries.div_ceil(PAGE_TOKENS as u32), heads, batch],
         block: [128, 1, 1],
+        cluster: 1,
         // Queries, and pages of keys and values.
         shared_bytes: ((1 + 2 * pages_at_once(&attend, processors))
             * PAGE_TOKENS
@@ -500,6 +501,7 @@ pub fn map(map: &Map<'_>) -> Launch {
         function: MAP_NUMBERS,
         grid: [(*count as u32).div_ceil(MAP_THREADS * MAP_EACH).max(1), 1, 1],
         block: [MAP_THREADS, 1, 1],
+        cluster: 1,
         shared_bytes: *values as u32 * MAP_THREADS * MAP_EACH * 4,
         early: true,
         args,

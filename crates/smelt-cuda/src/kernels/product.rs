@@ -123,14 +123,15 @@ impl ProductShape {
         if let Self::Wide(wide) = self {
             return wide.fits(form);
         }
-        // Two tiles of halves in sixteen warps need more registers than there are, and so do the scales of short groups, or
-        // factors of both scales and minima of bytes, beside the most sums.
+        // Two tiles of halves in sixteen warps, or of bytes in groups of 32, need more registers than there are, and so do the
+        // scales of short groups, or factors of both scales and minima of bytes, beside the most sums.
         let has_many_scales = form.group == 16
             || form.levels == Levels::Eight
                 && form.has_mins
                 && form.scales == super::form::ScaleKind::Factors;
         let is_wide = form.levels == Levels::Half
             && (self == few(1, 2, 16) || self == norming(2, 16))
+            || form.levels == Levels::Eight && form.group == 32 && self == few(1, 2, 16)
             || has_many_scales && self == many(2, 8, 3);
         // Sums of groups are made of activations that a launch before has written.
         let lacks_sums = form.has_mins && self.norms();
@@ -489,6 +490,7 @@ fn launch(
         function: table::product(weight.form, shape),
         grid: [rows, tokens, 1],
         block: [shape.threads(), 1, 1],
+        cluster: 1,
         shared_bytes: shape.shared_bytes(weight.form, weight.columns),
         early: true,
         args,
@@ -510,6 +512,7 @@ pub fn widen(
         function: table::widen(weight.form),
         grid: [tokens, 1, 1],
         block: [128, 1, 1],
+        cluster: 1,
         shared_bytes: 0,
         early: true,
         args: args.with(ids).with(hidden),

@@ -62,7 +62,7 @@ impl NumberKind {
 /// A launch with one block for each of `blocks`.
 fn of_blocks(function: Function, blocks: u32, threads: u32, args: LaunchArgs) -> Launch {
     let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
-    Launch { function, grid, block, shared_bytes: 0, early: true, args }
+    Launch { function, grid, block, cluster: 1, shared_bytes: 0, early: true, args }
 }
 
 /// Rows of a table that become those of a pass.

@@ -109,11 +109,14 @@ mod tests {
         let pages = |name| defined(PAGES, name);
         assert_eq!(pages("JOIN_THREADS"), Some(super::super::attention::JOIN_THREADS as usize));
         assert_eq!(pages("JOIN_STAGES"), Some(super::super::attention::JOIN_STAGES as usize));
+        let warps = Some(super::super::attention::TOGETHER_WARPS as usize);
+        assert_eq!(pages("TOGETHER_WARPS"), warps);
         assert_eq!(defined(NUMBERS, "ROW_THREADS"), Some(super::super::rows::ROW_THREADS as usize));
         let choose = |name| defined(CHOOSE, name);
         assert_eq!(choose("TOP_MAX"), Some(smelt_backend::sampling::TOP_LOGPROBS_MAX));
         assert_eq!(choose("ADJUST_TOKENS"), Some(super::super::choose::ADJUST_TOKENS));
         assert_eq!(choose("WEIGHT_BLOCK"), Some(super::super::choose::WEIGHT_BLOCK));
+        assert_eq!(choose("SPAN"), Some(super::super::choose::SPAN));
         assert_eq!(choose("CHOOSE_THREADS"), Some(super::super::choose::PICK_THREADS as usize));
         assert_eq!(choose("OWN_BLOCKS"), Some(super::super::choose::OWN_BLOCKS));
         assert_eq!(choose("BUCKETS"), Some(super::super::choose::BUCKETS));

@@ -28,7 +28,7 @@ fn twin() -> (Arc<RecordingDriver>, Arc<dyn Driver>) {
 fn adding(at: DeviceAddress, more: u32, count: u32) -> Launch {
     let args = LaunchArgs::new().with(at).with(more).with(count);
     let (grid, block) = ([1; 3], [32, 1, 1]);
-    Launch { function: ADD, grid, block, shared_bytes: 0, early: false, args }
+    Launch { function: ADD, grid, block, cluster: 1, shared_bytes: 0, early: false, args }
 }
 
 fn numbers(bytes: &[u8]) -> Vec<u32> {
@@ -197,6 +197,8 @@ fn what_a_card_cannot_launch_is_refused_and_harms_nothing() {
         Launch { block: [64, 32, 1], ..good.clone() },
         Launch { grid: [1, 0, 1], ..good.clone() },
         Launch { grid: [1, 0x10000, 1], ..good.clone() },
+        Launch { cluster: 2, ..good.clone() },
+        Launch { cluster: 0, ..good.clone() },
         Launch { shared_bytes: 1 << 20, ..good },
     ] {
         let error = driver.launch(stream.id(), module, &bad).unwrap_err();

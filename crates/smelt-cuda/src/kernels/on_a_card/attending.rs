@@ -4,12 +4,14 @@ use smelt_backend::KvType;
 use smelt_random::Random;
 
 use super::{Bench, apart, bits};
-use crate::kernels::attention::{Attend, PAGE_ROWS, Partials, attend_pages, attend_prompt};
+use crate::kernels::attention::{
+    Attend, PAGE_ROWS, Partials, attend_pages, attend_prompt, attend_together,
+};
 use crate::kernels::layout::{activation_len, padded_columns};
 use crate::kernels::page::{HeadShape, PAGE_TOKENS};
 use crate::kernels::rows::{Heads, LayerPages, Rotate, Rotations, rotate_and_keep, rotations};
 use crate::owned::DeviceBuffer;
-use crate::{DeviceAddress, Launch};
+use crate::{DeviceAddress, Launch, Processors};
 
 /// Layers of a page, and the one that is looked at.
 const LAYERS: usize = 2;
@@ -33,8 +35,17 @@ struct Trial<'a> {
     norms: [Vec<f32>; 2],
     frequencies: Vec<f32>,
     pages: LayerPages,
-    /// What the pages and their tables lie in.
-    _kept: [DeviceBuffer; 2],
+    /// What the pages lie in.
+    pool: DeviceBuffer,
+    _tables: DeviceBuffer,
+}
+
+/// What tokens on their way into pages lie in, and what is told of them.
+struct Coming {
+    rotate: Rotate,
+    turning: Launch,
+    queries: DeviceBuffer,
+    _kept: Vec<DeviceBuffer>,
 }
 
 /// Attention of runs `(tokens before, tokens that come)`, all at once and page by page.
@@ -46,10 +57,10 @@ pub(super) fn check(
 ) {
     let heads = Heads { queries, keys, shape };
     let trial = Trial::new(bench, heads, runs);
-    for index in 0..trial.slots.len() {
-        let start = trial.slots[index].start;
+    // Of long runs the last token comes to what is there; all come of short ones.
+    for (index, [_, _, start, _]) in trial.few().into_iter().enumerate() {
         if start > 0 {
-            trial.keep(&[(index, 0..start)]);
+            trial.keep(&[(index, 0..start as usize)]);
         }
     }
     let coming: Vec<_> = trial
@@ -58,8 +69,14 @@ pub(super) fn check(
         .enumerate()
         .map(|(index, slot)| (index, slot.start..slot.start + slot.tokens))
         .collect();
+    let found = trial.together(&coming);
+    let pages = bench.bytes(&trial.pool);
     let queries = trial.keep(&coming);
+    assert!(bench.bytes(&trial.pool) == pages || found.is_empty(), "{shape:?}: pages differ");
     let whole = trial.at_once(&queries);
+    for found in found {
+        trial.equals(&found, &whole, "in one launch");
+    }
     let bound = if shape.kind == KvType::Int8 { 2e-2 } else { 2e-3 };
     let expect: Vec<f64> = (0..trial.slots.len()).flat_map(|slot| trial.expect(slot)).collect();
     let off = apart(&whole, &expect);
@@ -93,8 +110,7 @@ impl<'a> Trial<'a> {
             page_bytes: page_bytes as u64,
         };
         let frequencies = (0..dim / 2).map(frequency).collect();
-        let _kept = [pool, tables];
-        Self { bench, heads, slots, data, norms, frequencies, pages, _kept }
+        Self { bench, heads, slots, data, norms, frequencies, pages, pool, _tables: tables }
     }
 
     /// The three places of a token, which turn the pairs of a head in turns.
@@ -104,6 +120,13 @@ impl<'a> Trial<'a> {
 
     /// Puts some tokens of some slots into their pages; gives their queries.
     fn keep(&self, parts: &[(usize, std::ops::Range<usize>)]) -> DeviceBuffer {
+        let coming = self.coming(parts);
+        self.bench.run(&[coming.turning, rotate_and_keep(coming.rotate)]);
+        coming.queries
+    }
+
+    /// Some tokens of some slots, on their way there.
+    fn coming(&self, parts: &[(usize, std::ops::Range<usize>)]) -> Coming {
         let (bench, dim, width) = (self.bench, self.heads.shape.dim, self.heads.projected());
         let (mut all, mut places, mut tables, mut positions) = (vec![], vec![], vec![], vec![]);
         for (slot, range) in parts {
@@ -134,7 +157,7 @@ impl<'a> Trial<'a> {
             pairs: pairs as u32,
             factor: 1.0,
         });
-        let keeping = rotate_and_keep(Rotate {
+        let rotate = Rotate {
             queries: queries.address(),
             all: all.address(),
             stride: width as u32,
@@ -148,9 +171,10 @@ impl<'a> Trial<'a> {
             tokens: tokens as u32,
             heads: self.heads,
             eps: 1e-6,
-        });
-        bench.run(&[turning, keeping]);
-        queries
+        };
+        let floats = [all, frequencies, query_norm, key_norm, cosines, sines];
+        let _kept = floats.into_iter().chain([places, axes, tables, positions]).collect();
+        Coming { rotate, turning, queries, _kept }
     }
 
     fn tokens(&self) -> usize {
@@ -187,13 +211,13 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// What launches make of all tokens, `[tokens, heads * dim]`.
+    /// What launches make of all tokens, `[tokens, heads * dim]`; nothing where there are none.
     fn attended(
         &self,
         runs: &[[u32; 4]],
         launches: impl Fn(Attend) -> Vec<Launch>,
         queries: &DeviceBuffer,
-    ) -> Vec<f32> {
+    ) -> Option<Vec<f32>> {
         let (width, columns) = self.widths();
         let out = self.bench.poisoned(activation_len(self.tokens(), columns) * 2);
         let list = self.bench.put_words(runs.as_flattened());
@@ -203,46 +227,80 @@ impl<'a> Trial<'a> {
             tokens_max: longest,
             ..self.attend(out.address(), queries, list.address())
         };
-        self.bench.run(&launches(attend));
+        let launches = launches(attend);
+        if launches.is_empty() {
+            return None;
+        }
+        self.bench.run(&launches);
         let all = self.bench.activations(&out, self.tokens(), columns);
-        all.chunks_exact(columns).flat_map(|row| &row[..width]).copied().collect()
+        Some(all.chunks_exact(columns).flat_map(|row| &row[..width]).copied().collect())
     }
 
     fn at_once(&self, queries: &DeviceBuffer) -> Vec<f32> {
-        self.attended(&self.runs(), |attend| vec![attend_prompt(attend)], queries)
+        let launches = |attend| vec![attend_prompt(attend)];
+        self.attended(&self.runs(), launches, queries).expect("there is a launch")
     }
 
-    /// Short runs, and the last token of each long one: the bits are those of all at once.
-    fn page_by_page(&self, queries: &DeviceBuffer, whole: &[f32]) {
+    /// Short runs, and the last token of each long one.
+    fn few(&self) -> Vec<[u32; 4]> {
         let group = self.heads.group();
         let few = |[row, tokens, start, table]: [u32; 4]| {
             let skipped = if tokens * group <= PAGE_ROWS { 0 } else { tokens - 1 };
             [row + skipped, tokens - skipped, start + skipped, table]
         };
-        let mut runs: Vec<[u32; 4]> = self.runs().into_iter().map(few).collect();
-        // A run without tokens, as those that fill a batch.
+        self.runs().into_iter().map(few).collect()
+    }
+
+    /// Those, one without tokens as those that fill a batch, and the most pages and rows of any.
+    fn filled(&self) -> (Vec<[u32; 4]>, u32, u32) {
+        let mut runs = self.few();
         runs.push([0; 4]);
         let longest = runs.iter().map(|[_, tokens, ..]| *tokens).max().unwrap_or(0);
         let ends = runs.iter().map(|[_, tokens, start, _]| pages((start + tokens) as usize));
-        let (count, rows) = (ends.max().unwrap_or(0) as u32 + 1, longest * group);
+        let pages = ends.max().unwrap_or(0) as u32 + 1;
+        (runs, pages, longest * self.heads.group())
+    }
+
+    /// What one launch makes of short runs, for several numbers of processors, by which pages are dealt otherwise; keys and
+    /// values go into their pages.  Nothing where this device has no such launch, or it has no room.
+    fn together(&self, parts: &[(usize, std::ops::Range<usize>)]) -> Vec<Vec<f32>> {
+        let (runs, pages, rows) = self.filled();
+        let coming = self.coming(parts);
+        let mut found = Vec::new();
+        self.bench.run(std::slice::from_ref(&coming.turning));
+        for count in [1, 16, 50, 132, 1000] {
+            let processors = Processors { count, ..self.bench.processors() };
+            let together = |attend| {
+                let launch = attend_together(attend, coming.rotate, (pages, rows), processors);
+                launch.into_iter().collect::<Vec<_>>()
+            };
+            let launches = self.attended(&runs, together, &coming.queries);
+            found.extend(launches);
+        }
+        found
+    }
+
+    /// Of short runs, and the last token of each long one, the bits are those of all at once.
+    fn equals(&self, found: &[f32], whole: &[f32], how: &str) {
+        let (width, shape) = (self.widths().0, self.heads.shape);
+        for [row, tokens, start, _] in self.few() {
+            let range = row as usize * width..(row + tokens) as usize * width;
+            let is_same = bits(&found[range.clone()]) == bits(&whole[range]);
+            assert!(is_same, "{shape:?}: {tokens} tokens at {start} have other bits {how}");
+        }
+    }
+
+    fn page_by_page(&self, queries: &DeviceBuffer, whole: &[f32]) {
+        let (runs, count, rows) = self.filled();
         let (parts, marks) = Partials::bytes(self.heads, runs.len() as u32, count, rows);
         let [parts, marks] = [parts, marks].map(|bytes| self.bench.poisoned(bytes as usize));
         let partials =
             Partials { parts: parts.address(), marks: marks.address(), pages: count, rows };
-        let (width, _) = self.widths();
         // A warp for each page, and all pages of a head for few.
         for multiprocessors in [132, 1] {
             let launches = |attend| attend_pages(attend, partials, multiprocessors).to_vec();
-            let found = self.attended(&runs, launches, queries);
-            for &[row, tokens, start, _] in &runs {
-                let range = row as usize * width..(row + tokens) as usize * width;
-                let shape = self.heads.shape;
-                let is_same = bits(&found[range.clone()]) == bits(&whole[range]);
-                assert!(
-                    is_same,
-                    "{shape:?}: {tokens} tokens at {start} have other bits page by page"
-                );
-            }
+            let found = self.attended(&runs, launches, queries).expect("there is a launch");
+            self.equals(&found, whole, "page by page");
         }
     }
 

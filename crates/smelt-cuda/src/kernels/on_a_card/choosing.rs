@@ -5,7 +5,7 @@ use smelt_random::Random;
 
 use super::Bench;
 use crate::kernels::choose::{
-    BUCKETS_BYTES, ChoiceLists, ChooseBuffers, RESULT_BYTES, Told, blocks, choose, read_result,
+    ChoiceLists, ChooseBuffers, RESULT_BYTES, ROW_FACTS_BYTES, Told, blocks, choose, read_result,
 };
 
 /// Rows of every kind: spread as models spread them, even, with ties, with few that count, with zeros of both signs.
@@ -110,8 +110,7 @@ fn batch(bench: &Bench, vocab: usize, rows: &[Vec<f32>], asked: &[(usize, Asked)
     let [lengths, next] = [(); 2].map(|()| bench.poisoned(count * 4));
     let faults = bench.put(&vec![0; count * 4]);
     let [largest, weights] = [(); 2].map(|()| bench.poisoned(lines));
-    let smallest = bench.poisoned(lines / 2);
-    let buckets = bench.poisoned(count * BUCKETS_BYTES);
+    let facts = bench.put(&vec![0; count * ROW_FACTS_BYTES]);
     let results = bench.poisoned(count * RESULT_BYTES);
     let buffers = ChooseBuffers {
         logits: logits.address(),
@@ -125,14 +124,17 @@ fn batch(bench: &Bench, vocab: usize, rows: &[Vec<f32>], asked: &[(usize, Asked)
         faults: faults.address(),
         largest: largest.address(),
         weights: weights.address(),
-        smallest: smallest.address(),
-        buckets: buckets.address(),
+        facts: facts.address(),
         results: results.address(),
         next: next.address(),
     };
-    bench.run(&choose(buffers, count as u32, vocab));
+    bench.run(&choose(buffers, lists.asked(), vocab));
     let (results, next) = (bench.bytes(&results), bench.bytes(&next));
     assert!(bench.bytes(&faults).iter().all(|byte| *byte == 0), "faults are left as they came");
+    for facts in bench.bytes(&facts).as_chunks::<ROW_FACTS_BYTES>().0 {
+        let ranks = &facts[ROW_FACTS_BYTES - 12..];
+        assert!(ranks.iter().all(|byte| *byte == 0), "ranks are left as they came");
+    }
     let next = next.as_chunks::<4>().0;
     let mut left = 0;
     for (at, result) in results.as_chunks::<RESULT_BYTES>().0.iter().enumerate() {

@@ -4,6 +4,7 @@ use half::f16;
 use smelt_backend::KvType;
 
 use super::halves::{add_products, held, set_activation};
+use super::rows::TokenHeads;
 use super::{Given, number_at};
 use crate::kernels::page::{HeadShape, KeyOrValue, PAGE_TOKENS};
 use crate::recording::{Astray, TwinMemory};
@@ -38,6 +39,10 @@ struct Layer {
 struct PageHead {
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
+}
+
+fn floats(halves: &[u16]) -> Vec<f32> {
+    halves.iter().map(|bits| f16::from_bits(*bits).to_f32()).collect()
 }
 
 fn runs(memory: &TwinMemory, at: DeviceAddress, count: usize) -> Result<Vec<Run>, Astray> {
@@ -158,8 +163,35 @@ impl Rows {
         padded: usize,
     ) -> Result<Vec<f32>, Astray> {
         let at = (row * self.heads + head) * padded;
-        let bits = memory.u16s(queries.offset(at as u64 * 2), padded)?;
-        Ok(bits.into_iter().map(|bits| f16::from_bits(bits).to_f32()).collect())
+        Ok(floats(&memory.u16s(queries.offset(at as u64 * 2), padded)?))
+    }
+
+    /// Attention of a run over all of its pages; `query` gives the numbers of a head of one of its tokens.
+    fn attend(
+        &self,
+        memory: &mut TwinMemory,
+        layer: &Layer,
+        run: Run,
+        query: impl Fn(&TwinMemory, usize, usize) -> Result<Vec<f32>, Astray>,
+        (out, dim): (DeviceAddress, usize),
+    ) -> Result<(), Astray> {
+        let (end, group) = (run.start + run.tokens, self.group());
+        for kv_head in 0..self.kv_heads {
+            let pages = (0..end.div_ceil(PAGE_TOKENS)).map(|page| {
+                layer.head(memory, run.table + page, kv_head, end - page * PAGE_TOKENS)
+            });
+            let pages: Vec<PageHead> = pages.collect::<Result<_, _>>()?;
+            for at in 0..run.tokens * group {
+                let (token, head) = (at / group, kv_head * group + at % group);
+                let (query, seen) = (query(memory, token, head)?, run.start + token + 1);
+                let mut so_far = Partial::nothing(layer.shape.padded());
+                for (page, first) in pages.iter().zip((0..seen).step_by(PAGE_TOKENS)) {
+                    so_far.join(&attend(&query, page, (seen - first).min(PAGE_TOKENS)));
+                }
+                self.put(memory, out, (run.row + token, head), (&so_far, dim))?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes a head's numbers as activations.
@@ -193,24 +225,52 @@ pub(super) fn prompt(
     };
     let rows = Rows { tokens: given.count(6), heads: given.count(7), kv_heads: given.count(8) };
     for run in runs(memory, given.address(2), launch.grid[2] as usize)? {
-        let end = run.start + run.tokens;
-        for kv_head in 0..rows.kv_heads {
-            let pages = (0..end.div_ceil(PAGE_TOKENS)).map(|page| {
-                layer.head(memory, run.table + page, kv_head, end - page * PAGE_TOKENS)
-            });
-            let pages: Vec<PageHead> = pages.collect::<Result<_, _>>()?;
-            for at in 0..run.tokens * rows.group() {
-                let (token, head) = (at / rows.group(), kv_head * rows.group() + at % rows.group());
-                let place = (run.row + token, head);
-                let query = rows.query(memory, given.address(1), place, shape.padded())?;
-                let seen = run.start + token + 1;
-                let mut so_far = Partial::nothing(shape.padded());
-                for (page, first) in pages.iter().zip((0..seen).step_by(PAGE_TOKENS)) {
-                    so_far.join(&attend(&query, page, (seen - first).min(PAGE_TOKENS)));
-                }
-                rows.put(memory, given.address(0), place, (&so_far, given.count(9)))?;
-            }
+        let query = |memory: &TwinMemory, token, head| {
+            rows.query(memory, given.address(1), (run.row + token, head), shape.padded())
+        };
+        rows.attend(memory, &layer, run, query, (given.address(0), given.count(9)))?;
+    }
+    Ok(())
+}
+
+/// All of attention of few rows: queries, keys and values come from the product before.
+pub(super) fn together(
+    memory: &mut TwinMemory,
+    launch: &Launch,
+    shape: HeadShape,
+) -> Result<(), Astray> {
+    let given = Given::of(launch);
+    let layer = Layer {
+        shape,
+        pool: given.address(7),
+        tables: given.address(8),
+        page_bytes: given.wide(9),
+    };
+    let rows = Rows { tokens: given.count(10), heads: given.count(11), kv_heads: given.count(12) };
+    for run in runs(memory, given.address(6), launch.grid[2] as usize)? {
+        let mut queries = Vec::new();
+        for token in 0..run.tokens {
+            let heads = TokenHeads {
+                shape,
+                token: run.row + token,
+                all: given.address(1),
+                stride: given.count(14),
+                heads: [rows.heads, rows.kv_heads],
+                norms: [given.some(2), given.some(3)],
+                cosines: given.address(4),
+                sines: given.address(5),
+                eps: given.float(15),
+                query_scale: given.float(16),
+                table: run.table,
+                position: run.start + token,
+                pool: layer.pool,
+                tables: layer.tables,
+                page_bytes: layer.page_bytes,
+            };
+            queries.push(heads.take(memory)?);
         }
+        let query = |_: &TwinMemory, token: usize, head: usize| Ok(floats(&queries[token][head]));
+        rows.attend(memory, &layer, run, query, (given.address(0), given.count(13)))?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use smelt_backend::sampling::{Chooser, Chosen, Draw, NotFinite, Settings};
 
 use super::{Given, number_at};
 use crate::kernels::choose::{
-    ASKS_SCORE, ASKS_TOKEN, CHOICE_BYTES, MASKS, RESULT_BYTES, WEIGHT_BLOCK,
+    ADJUSTS, ASKS_SCORE, ASKS_TOKEN, CHOICE_BYTES, MASKS, RESULT_BYTES, SPAN, WEIGHT_BLOCK,
 };
 use crate::recording::{Astray, TwinMemory};
 use crate::{DeviceAddress, Launch};
@@ -146,7 +146,11 @@ impl Outcome {
     fn score(&mut self, row: &[f32], top: usize) -> Result<(), NotFinite> {
         let logprobs = Chooser::default().score(row, self.token, row.len().min(top))?;
         self.largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        self.weight = row.chunks(WEIGHT_BLOCK).map(|block| self.block_weight(block)).sum();
+        let weight = |block| self.block_weight(block);
+        self.weight = row
+            .chunks(WEIGHT_BLOCK * SPAN)
+            .map(|span| by_halves(span.chunks(WEIGHT_BLOCK).map(weight).collect()))
+            .sum();
         self.logit = row[self.token as usize];
         self.top = logprobs.top.iter().map(|(token, _)| (*token, row[*token as usize])).collect();
         Ok(())
@@ -160,6 +164,16 @@ impl Outcome {
         }
         f64::from(sums.iter().sum::<f32>())
     }
+}
+
+/// The sum of a span's weights, whose halves are added to each other until one is left.
+fn by_halves(mut weights: Vec<f64>) -> f64 {
+    weights.resize(SPAN, 0.0);
+    while weights.len() > 1 {
+        let half = weights.split_off(weights.len() / 2);
+        weights.iter_mut().zip(half).for_each(|(weight, other)| *weight += other);
+    }
+    weights[0]
 }
 
 /// The exponential of a number that is not positive, by the steps of the host's sampling.
@@ -183,8 +197,12 @@ pub(super) fn pick(memory: &mut TwinMemory, launch: &Launch) -> Result<(), Astra
         let choice = Choice::read(memory, given.address(9), index)?;
         let mut outcome = Outcome { token: choice.words[17], ..Outcome::default() };
         if choice.asks(ASKS_TOKEN) {
-            let length = memory.u32s(number_at(given.address(6), index), 1)?[0] as usize;
-            let row = memory.f32s(number_at(given.address(4), index * vocab), length)?;
+            let row = if choice.asks(ADJUSTS | MASKS) {
+                let length = memory.u32s(number_at(given.address(6), index), 1)?[0] as usize;
+                memory.f32s(number_at(given.address(4), index * vocab), length)?
+            } else {
+                memory.f32s(number_at(given.address(8), choice.row() * vocab), vocab)?
+            };
             let is_faulty =
                 choice.asks(MASKS) && memory.u32s(number_at(given.address(7), index), 1)?[0] == 1;
             let draw = Draw {

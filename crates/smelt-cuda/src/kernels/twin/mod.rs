@@ -56,6 +56,9 @@ pub fn teach(driver: &RecordingDriver, set: &KernelSet) {
     let join =
         move |memory: &mut TwinMemory, launch: &Launch| attention::join(memory, launch, head);
     driver.teach(launches::JOIN_PAGES, Arc::new(join));
+    let together =
+        move |memory: &mut TwinMemory, launch: &Launch| attention::together(memory, launch, head);
+    driver.teach(launches::ATTEND_TOGETHER, Arc::new(together));
 }
 
 fn teach_products(driver: &RecordingDriver, form: WeightForm) {

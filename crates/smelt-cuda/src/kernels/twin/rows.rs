@@ -163,14 +163,52 @@ pub(super) fn rotations(memory: &mut TwinMemory, launch: &Launch) -> Result<(), 
     Ok(())
 }
 
-/// One head of one token, which a warp takes.
-struct HeadOf<'a> {
-    given: Given<'a>,
-    shape: HeadShape,
-    token: usize,
+/// The heads of one token, from a product to pages and queries.
+pub(super) struct TokenHeads {
+    pub(super) shape: HeadShape,
+    /// Its row of the pass, which has `stride` numbers.
+    pub(super) token: usize,
+    pub(super) all: DeviceAddress,
+    pub(super) stride: usize,
+    /// Heads of queries, and of keys.
+    pub(super) heads: [usize; 2],
+    /// Norms of both.
+    pub(super) norms: [Option<DeviceAddress>; 2],
+    pub(super) cosines: DeviceAddress,
+    pub(super) sines: DeviceAddress,
+    pub(super) eps: f32,
+    pub(super) query_scale: f32,
+    /// Where its pages begin in the tables, and its position.
+    pub(super) table: usize,
+    pub(super) position: usize,
+    pub(super) pool: DeviceAddress,
+    pub(super) tables: DeviceAddress,
+    pub(super) page_bytes: u64,
 }
 
-impl HeadOf<'_> {
+impl TokenHeads {
+    /// Puts keys and values into their page; gives queries as they are kept.
+    pub(super) fn take(&self, memory: &mut TwinMemory) -> Result<Vec<Vec<u16>>, Astray> {
+        let ([heads, kv_heads], dim, mut queries) = (self.heads, self.shape.dim, Vec::new());
+        for head in 0..heads + 2 * kv_heads {
+            let from = number_at(self.all, self.token * self.stride + head * dim);
+            let own = memory.f32s(from, dim)?;
+            if head < heads {
+                let turned = self.turned(memory, &own, self.norms[0])?;
+                let scaled = turned.iter().map(|number| held(number * self.query_scale).to_bits());
+                let mut bits: Vec<u16> = scaled.collect();
+                bits.resize(self.shape.padded(), 0);
+                queries.push(bits);
+            } else if head < heads + kv_heads {
+                let turned = self.turned(memory, &own, self.norms[1])?;
+                self.keep(memory, &turned, (KeyOrValue::Key, head - heads))?;
+            } else {
+                self.keep(memory, &own, (KeyOrValue::Value, head - heads - kv_heads))?;
+            }
+        }
+        Ok(queries)
+    }
+
     /// Normed where it has a norm, and turned.
     fn turned(
         &self,
@@ -178,7 +216,7 @@ impl HeadOf<'_> {
         own: &[f32],
         norm: Option<DeviceAddress>,
     ) -> Result<Vec<f32>, Astray> {
-        let (given, dim) = (self.given, self.shape.dim);
+        let dim = self.shape.dim;
         let mut row = own.to_vec();
         if let Some(norm) = norm {
             let weight = memory.f32s(norm, dim)?;
@@ -186,14 +224,14 @@ impl HeadOf<'_> {
             for (d, number) in own.iter().enumerate() {
                 lanes[d % 32] = number.mul_add(*number, lanes[d % 32]);
             }
-            let factor = 1.0 / (warp_sum(&lanes) / dim as f32 + given.float(16)).sqrt();
+            let factor = 1.0 / (warp_sum(&lanes) / dim as f32 + self.eps).sqrt();
             row.iter_mut()
                 .zip(weight)
                 .for_each(|(number, weight)| *number = *number * factor * weight);
         }
         let half = dim / 2;
-        let cosines = memory.f32s(number_at(given.address(4), self.token * half), half)?;
-        let sines = memory.f32s(number_at(given.address(5), self.token * half), half)?;
+        let cosines = memory.f32s(number_at(self.cosines, self.token * half), half)?;
+        let sines = memory.f32s(number_at(self.sines, self.token * half), half)?;
         let turn = |d: usize| {
             let other = if d < half { -row[d + half] } else { row[d - half] };
             row[d] * cosines[d % half] + other * sines[d % half]
@@ -208,14 +246,11 @@ impl HeadOf<'_> {
         own: &[f32],
         (which, kv_head): (KeyOrValue, usize),
     ) -> Result<(), Astray> {
-        let (given, shape) = (self.given, self.shape);
-        let table = memory.u32s(number_at(given.address(6), self.token), 1)?[0] as usize;
-        let position = memory.u32s(number_at(given.address(7), self.token), 1)?[0] as usize;
-        let page = table + position / PAGE_TOKENS;
-        let page = memory.u32s(number_at(given.address(9), page), 1)?[0];
-        let page_start = u64::from(page) * given.wide(10);
-        let head = given.address(8).offset(page_start + (kv_head * shape.bytes()) as u64);
-        let position = position % PAGE_TOKENS;
+        let shape = self.shape;
+        let page = number_at(self.tables, self.table + self.position / PAGE_TOKENS);
+        let page_start = u64::from(memory.u32s(page, 1)?[0]) * self.page_bytes;
+        let head = self.pool.offset(page_start + (kv_head * shape.bytes()) as u64);
+        let position = self.position % PAGE_TOKENS;
         let at = |d| head.offset(shape.number_at(which, position, d) as u64);
         let padded = own.iter().copied().chain(std::iter::repeat(0.0)).take(shape.padded());
         if shape.kind == KvType::Int8 {
@@ -243,26 +278,29 @@ pub(super) fn keep(
     shape: HeadShape,
 ) -> Result<(), Astray> {
     let given = Given::of(launch);
-    let (tokens, heads, kv_heads) = (given.count(11), given.count(12), given.count(13));
-    let (dim, stride, scale) = (given.count(14), given.count(15), given.float(17));
-    for token in 0..tokens {
-        let one = HeadOf { given, shape, token };
-        for head in 0..heads + 2 * kv_heads {
-            let from = number_at(given.address(1), token * stride + head * dim);
-            let own = memory.f32s(from, dim)?;
-            if head < heads {
-                let turned = one.turned(memory, &own, given.some(2))?;
-                let mut bits: Vec<u16> =
-                    turned.iter().map(|number| held(number * scale).to_bits()).collect();
-                bits.resize(shape.padded(), 0);
-                let at = (token * heads + head) * shape.padded();
-                memory.set_u16s(given.address(0).offset(at as u64 * 2), &bits)?;
-            } else if head < heads + kv_heads {
-                let turned = one.turned(memory, &own, given.some(3))?;
-                one.keep(memory, &turned, (KeyOrValue::Key, head - heads))?;
-            } else {
-                one.keep(memory, &own, (KeyOrValue::Value, head - heads - kv_heads))?;
-            }
+    let heads = [given.count(12), given.count(13)];
+    for token in 0..given.count(11) {
+        let told = |list| Ok(memory.u32s(number_at(given.address(list), token), 1)?[0] as usize);
+        let one = TokenHeads {
+            shape,
+            token,
+            all: given.address(1),
+            stride: given.count(15),
+            heads,
+            norms: [given.some(2), given.some(3)],
+            cosines: given.address(4),
+            sines: given.address(5),
+            eps: given.float(16),
+            query_scale: given.float(17),
+            table: told(6)?,
+            position: told(7)?,
+            pool: given.address(8),
+            tables: given.address(9),
+            page_bytes: given.wide(10),
+        };
+        for (head, bits) in one.take(memory)?.into_iter().enumerate() {
+            let at = (token * heads[0] + head) * shape.padded();
+            memory.set_u16s(given.address(0).offset(at as u64 * 2), &bits)?;
         }
     }
     Ok(())
