@@ -9,7 +9,9 @@ use smelt_backend::sampling::{Chooser, Chosen, NotFinite};
 use super::plan::Wanted;
 use crate::DeviceAddress;
 use crate::driver::DriverError;
-use crate::kernels::choose::{Asked, ChoiceLists, RESULT_BYTES, Told, VOCAB_MAX, read_result};
+use crate::kernels::choose::{
+    ChoiceLists, ChoicesAsked, RESULT_BYTES, Told, VOCAB_MAX, read_result,
+};
 
 /// Where lists begin in their piece.
 const ALIGN: usize = 16;
@@ -20,7 +22,7 @@ pub(super) struct Choices {
     /// Lists behind one another, as the device reads them.
     pub(super) bytes: Vec<u8>,
     /// What choices have in common.
-    pub(super) asked: Asked,
+    pub(super) asked: ChoicesAsked,
     /// Where biases, counts and masks begin; choices begin the piece.
     starts: [usize; 3],
 }
@@ -177,14 +179,14 @@ mod tests {
     #[test]
     fn each_draw_and_score_is_a_choice_of_its_row() {
         let choices = Choices::of(&wanted(), VOCAB);
-        assert_eq!(choices.asked, Asked { count: 2, adjusts: false, scores: true });
+        assert_eq!(choices.asked, ChoicesAsked { count: 2, adjusts: false, scores: true });
         let places = choices.places(DeviceAddress(4096));
         let all = [places.choices, places.biases, places.counts, places.masks];
         assert!(
             all.iter()
                 .all(|at| at.0.is_multiple_of(16) && at.0 < 4096 + choices.bytes.len() as u64)
         );
-        assert_eq!(Choices::of(&wanted(), VOCAB_MAX + 1).asked, Asked::default());
+        assert_eq!(Choices::of(&wanted(), VOCAB_MAX + 1).asked, ChoicesAsked::default());
         assert_eq!(wanted().iter().map(asked).collect::<Vec<_>>(), [2, 0]);
     }
 

@@ -86,11 +86,11 @@ impl ChoiceLists {
     }
 
     /// What they have in common.
-    pub fn asked(&self) -> Asked {
+    pub fn asked(&self) -> ChoicesAsked {
         let (choices, _) = self.choices.as_chunks::<CHOICE_BYTES>();
         let asks = choices.iter().map(|choice| u32::from(choice[ASKS_AT]));
         let all = asks.fold(0, |all, asks| all | asks);
-        Asked {
+        ChoicesAsked {
             count: choices.len() as u32,
             adjusts: all & (ADJUSTS | MASKS) != 0,
             scores: all & ASKS_SCORE != 0,
@@ -254,7 +254,7 @@ pub const fn blocks(vocab: usize) -> usize {
 
 /// What some choices have in common.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct ChoicesAsked {
     /// How many there are.
     pub count: u32,
     /// Whether a row is adjusted, or only some of its tokens may come.
@@ -264,7 +264,7 @@ pub struct Asked {
 }
 
 /// Chooses from rows of at most [`VOCAB_MAX`] logits.
-pub fn choose(buffers: ChooseBuffers, asked: Asked, vocab: usize) -> Vec<Launch> {
+pub fn choose(buffers: ChooseBuffers, asked: ChoicesAsked, vocab: usize) -> Vec<Launch> {
     let (all, vocab_word, count) = (blocks(vocab) as u32, vocab as u32, asked.count);
     let launch = |function, grid, threads, args| Launch {
         function,
@@ -352,7 +352,7 @@ mod tests {
         let own = &lists.choices[CHOICE_BYTES..];
         assert_eq!(f64::from_le_bytes(own[..8].try_into().unwrap()), 0.75);
         assert_eq!([word(own, 8), word(own, 12)], [1, 15]);
-        assert_eq!(lists.asked(), Asked { count: 2, adjusts: true, scores: true });
+        assert_eq!(lists.asked(), ChoicesAsked { count: 2, adjusts: true, scores: true });
         assert_eq!(f32::from_bits(word(own, 16)), 2.0);
         assert_eq!(word(own, 20), 7);
         assert_eq!(f32::from_bits(word(own, 36)), 0.25);
