@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use smelt_backend::{GraphInput, Tensor};
+use smelt_backend::{GraphInput, Tensor, grid};
 use smelt_engine_build::graph::{Method, Observer};
 use smelt_model::export::{GRIDS_FILE, GridList};
 use smelt_onnx::located;
@@ -78,25 +78,7 @@ struct Shape {
     batch: usize,
     height: usize,
     width: usize,
-    cut: Option<Cut>,
-}
-
-/// Patches of one picture as Qwen-VL's towers read them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
-    /// Pixels on a side of a patch, patches on a side of an image token, frames of a patch.
-    patch: usize,
-    merge: usize,
-    frames: usize,
-}
-
-impl Cut {
-    fn patches(self, pixels: &[u8], size: Size, scale: Scale) -> Vec<f32> {
-        let Self { patch, merge, frames } = self;
-        let (min_pixels, max_pixels) = (1, Patching::PIXELS_MAX);
-        let patching = Patching { patch, merge, frames, min_pixels, max_pixels, clip: None, scale };
-        patching.flatten(&[pixels], size)
-    }
+    cut: Option<grid::Patching>,
 }
 
 impl Shape {
@@ -144,19 +126,24 @@ impl Shape {
         let ([(grid, _)], patching) = (&list.grids[..], list.patching) else { return None };
         let lattice = patching.lattice(*grid).ok()?;
         let (height, width) = (grid.height, grid.width);
-        let cut = Cut { patch: patching.patch, merge: patching.merge, frames: patching.frames };
         let is_same = lattice.patches() == patches && patching.values() == values;
-        is_same.then_some(Self { batch: 1, height, width, cut: Some(cut) })
+        is_same.then_some(Self { batch: 1, height, width, cut: Some(patching) })
+    }
+
+    /// The patches of a picture of this size, token by token.
+    fn patches(&self, cut: grid::Patching, pixels: &[u8], scale: Scale) -> Vec<f32> {
+        let grid::Patching { patch, merge, frames, .. } = cut;
+        let (min_pixels, max_pixels) = (1, Patching::PIXELS_MAX);
+        let patching = Patching { patch, merge, frames, min_pixels, max_pixels, clip: None, scale };
+        patching.flatten(&[pixels], Size { height: self.height, width: self.width })
     }
 
     /// Pictures as the graph reads them; where they are fewer than it takes at once the last one stands for the rest.
     fn tensor(&self, pictures: &[PathBuf], scale: Scale) -> Result<Tensor, Failed> {
         if let Some(cut) = self.cut {
             let picture = Image::open(&pictures[0]).map_err(Failed::model)?;
-            let size = Size { height: self.height, width: self.width };
-            let data = cut.patches(&resize(&picture, self.width, self.height), size, scale);
-            let patches = self.height / cut.patch * (self.width / cut.patch);
-            return Ok(Tensor::F32 { shape: vec![patches, data.len() / patches], data });
+            let data = self.patches(cut, &resize(&picture, self.width, self.height), scale);
+            return Ok(Tensor::F32 { shape: vec![data.len() / cut.values(), cut.values()], data });
         }
         let each = CHANNELS * self.height * self.width;
         let mut data = Vec::with_capacity(self.batch * each);
@@ -233,15 +220,13 @@ mod tests {
 
     #[test]
     fn patches_are_those_of_the_only_grid() {
-        let patching =
-            smelt_backend::grid::Patching { patch: 14, merge: 2, frames: 2, channels: 3 };
-        let grid = |height, width| (Grid { height, width }, "model.onnx".to_owned());
+        let patching = grid::Patching { patch: 14, merge: 2, frames: 2, channels: 3 };
+        let one = |height, width| (Grid { height, width }, "model.onnx".to_owned());
         let list = |grids: &[_]| GridList { patching, grids: grids.to_vec() };
         let patches = [input("x", false, &[Some(24), Some(1176)])];
-        let cut = Cut { patch: 14, merge: 2, frames: 2 };
-        let shape = Shape { batch: 1, height: 56, width: 84, cut: Some(cut) };
-        assert_eq!(Shape::of(&patches, None, Some(&list(&[grid(56, 84)]))), Ok(shape));
-        for others in [vec![grid(56, 56)], vec![grid(56, 84), grid(84, 56)]] {
+        let shape = Shape { batch: 1, height: 56, width: 84, cut: Some(patching) };
+        assert_eq!(Shape::of(&patches, None, Some(&list(&[one(56, 84)]))), Ok(shape));
+        for others in [vec![one(56, 56)], vec![one(56, 84), one(84, 56)]] {
             let why = Shape::of(&patches, None, Some(&list(&others))).unwrap_err();
             assert!(why.contains("reads x [24, 1176]"), "{why}");
         }
