@@ -10,7 +10,7 @@ use super::patch::{Making, Patch};
 use super::quantise::{Quantisation, ROW_BYTES_MAX};
 use super::quantize_head::HeadScheme;
 use crate::ElementType;
-use crate::model::{Attribute, Initializer, Model, Node};
+use crate::model::{Attribute, Data, Initializer, Model, Node};
 use crate::survey::Survey;
 
 /// First operator set whose QuantizeLinear and DequantizeLinear have an axis.
@@ -58,7 +58,7 @@ impl<'s, 'm> Rounding<'s, 'm> {
         let mut name = match self.real.get(tensor.name.as_str()) {
             Some(name) => name.clone(),
             None => {
-                let real = self.round(weight, scheme, at)?;
+                let real = self.round(weight, scheme, at, node.op == "Gemm")?;
                 self.real.insert(&tensor.name, real.clone());
                 real
             }
@@ -77,12 +77,14 @@ impl<'s, 'm> Rounding<'s, 'm> {
         Ok(())
     }
 
-    /// Brings codes, scales and the node that joins them; gives the name of its result.
+    /// Brings codes, scales and the node that joins them; gives the name of its result.  ONNX Runtime 1.23 joins a `Gemm` with them,
+    /// and refuses what it made where zero points of bytes are not as many as scales, so these are told for it.
     fn round(
         &mut self,
         weight: &Weight<'_>,
         scheme: HeadScheme,
         before: usize,
+        is_of_gemm: bool,
     ) -> Result<String, String> {
         let tensor = weight.tensor;
         let from = weight.matrix();
@@ -116,7 +118,10 @@ impl<'s, 'm> Rounding<'s, 'm> {
             ],
         };
         let mut real = self.free_name(&format!("{}_real", tensor.name));
-        let inputs = vec![codes.name.clone(), scale.name.clone()];
+        let mut inputs = vec![codes.name.clone(), scale.name.clone()];
+        if is_of_gemm && scheme == HeadScheme::Int8 {
+            inputs.push(self.zeros(&format!("{}_zero", tensor.name), scale.dims.clone()));
+        }
         self.insert(before, "DequantizeLinear", inputs, &real, attributes);
         if scale_type != tensor.dtype {
             attributes = vec![Attribute::int("to", tensor.dtype.number().into())];
@@ -128,6 +133,15 @@ impl<'s, 'm> Rounding<'s, 'm> {
         let making = Quantisation { from, codes, scale, along_rows, block };
         self.patch.makings.push(Making::Quantised(making));
         Ok(real)
+    }
+
+    /// Brings zero points of bytes, all of them zero.
+    fn zeros(&mut self, name: &str, dims: Vec<usize>) -> String {
+        let name = self.free_name(name);
+        let data = Data::Inline(vec![0; dims.iter().product()]);
+        let tensor = Initializer { name: name.clone(), dtype: ElementType::I8, dims, data };
+        self.patch.add_initializers.push(tensor);
+        name
     }
 
     fn tensor(

@@ -114,7 +114,7 @@ pub(super) const KIND: Definition = Definition {
     memory: |_| MemoryUse::Streams,
     tensors: |_| TensorsHandled::All,
     conflict,
-    ..Definition::new("graph-surgery", 2, FIELDS)
+    ..Definition::new("graph-surgery", 3, FIELDS)
 };
 
 /// The fields of one rule.
