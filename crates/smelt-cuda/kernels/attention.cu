@@ -92,24 +92,9 @@ struct Visible {
     }
 };
 
-// Weights of the 64 positions of the page at `keys` for 16 queries, whose scores go through `seen`.
-template <class Seen>
-__device__ __forceinline__ void weigh_page(
-    Partial& part, float (&scores)[8][4], const u32 (&q)[D_STEPS][4], u32 keys, const Seen& seen) {
-    const u32 lane = threadIdx.x % 32, t = lane % 4;
-#pragma unroll
-    for (int i = 0; i < 32; i++) scores[i / 4][i % 4] = 0.0f;
-    // Lanes 8i + r name row r of tile i: tiles are numbers 0 to 7 and 8 to 15 of a step, then of the next eight positions.
-    const u32 key_at = keys + (lane / 8 % 2 * 64 + lane / 16 * 8 + lane % 8) * 16;
-#pragma unroll
-    for (int step = 0; step < D_STEPS; step++)
-#pragma unroll
-        for (int two = 0; two < 4; two++) {
-            u32 b[4];
-            load_tiles(b, key_at + (step * 2 * 64 + two * 16) * 16);
-            mma(scores[2 * two], q[step][0], q[step][1], q[step][2], q[step][3], b[0], b[1]);
-            mma(scores[2 * two + 1], q[step][0], q[step][1], q[step][2], q[step][3], b[2], b[3]);
-        }
+// Scores of the 64 positions of a page, which go through `seen`, become weights.
+template <class Seen> __device__ __forceinline__ void weigh_scores(Partial& part, float (&scores)[8][4], const Seen& seen) {
+    const u32 t = threadIdx.x % 4;
 #pragma unroll
     for (int high = 0; high < 2; high++) {
         float largest = NO_SCORE;
@@ -133,6 +118,34 @@ __device__ __forceinline__ void weigh_page(
         sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
         part.sum[high] = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
     }
+}
+
+// Weights of the 64 positions of the page at `keys` for 16 queries, whose scores go through `seen`.
+template <class Seen>
+__device__ __forceinline__ void weigh_page(
+    Partial& part, float (&scores)[8][4], const u32 (&q)[D_STEPS][4], u32 keys, const Seen& seen) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 32; i++) scores[i / 4][i % 4] = 0.0f;
+    // Lanes 8i + r name row r of tile i: tiles are numbers 0 to 7 and 8 to 15 of a step, then of the next eight positions.
+    const u32 key_at = keys + (lane / 8 % 2 * 64 + lane / 16 * 8 + lane % 8) * 16;
+#pragma unroll
+    for (int step = 0; step < D_STEPS; step++)
+#pragma unroll
+        for (int two = 0; two < 4; two++) {
+            u32 b[4];
+            load_tiles(b, key_at + (step * 2 * 64 + two * 16) * 16);
+            mma(scores[2 * two], q[step][0], q[step][1], q[step][2], q[step][3], b[0], b[1]);
+            mma(scores[2 * two + 1], q[step][0], q[step][1], q[step][2], q[step][3], b[2], b[3]);
+        }
+    weigh_scores(part, scores, seen);
+}
+
+// Weights as products take them.
+__device__ __forceinline__ void halve(u32 (&halves)[4][4], const float (&weights)[8][4]) {
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        halves[i / 4][i / 2 % 2 * 2 + i % 2] = half_pair(weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1]);
 }
 
 // Sums of the page's values by these weights.

@@ -14,8 +14,10 @@
 #define OWN_BLOCKS 8
 // Candidates that are sorted at a time.
 #define CANDIDATES_MAX 2048
-// Candidates that are looked at first where a probability decides how many count.
+// Candidates that are looked at first where a probability decides how many count, and of rows that have no more blocks than
+// these: the largest of a row are told from the largest of its blocks, which have to be more.
 #define CANDIDATES_FIRST 256
+#define CANDIDATES_SHORT 64
 #define BUCKETS 2048
 #define TOP_MAX 20
 #define NONE 0xFFFFFFFFu
@@ -354,7 +356,7 @@ __device__ void sort_keys(Desk& desk, u32 count) {
     for (u32 width = 2; width <= size; width *= 2)
         for (u32 apart = width / 2; apart > 0; apart /= 2) {
             for (u32 i = threadIdx.x; i < size / 2; i += CHOOSE_THREADS) {
-                u32 low = i / apart * apart * 2 + i % apart, high = low + apart;
+                const u32 inside = i & (apart - 1), low = (i - inside) * 2 + inside, high = low + apart;
                 u64 a = desk.keys[low], b = desk.keys[high];
                 if ((a > b) == ((low & width) == 0)) desk.keys[low] = b, desk.keys[high] = a;
             }
@@ -700,16 +702,17 @@ __device__ u32 pick(
     if (choice.top_k == 0 && choice.top_p >= 1.0f && choice.min_p == 0.0f)
         return draw_of_all(desk, view, weights, most, choice.uniform);
     const bool few = choice.top_k > 0;
+    const u32 first = view.length > CANDIDATES_FIRST * WEIGHT_BLOCK ? CANDIDATES_FIRST : CANDIDATES_SHORT;
     double enough = __longlong_as_double(0x7FF0000000000000ll);
     if (!few && choice.top_p < 1.0f) enough = __dmul_rn((double)choice.top_p, whole_weight(desk, weights, view.length));
-    const u32 found = find_largest(desk, view, largest, few ? choice.top_k : CANDIDATES_FIRST);
+    const u32 found = find_largest(desk, view, largest, few ? choice.top_k : first);
     if (found == NONE) return NONE;
     weigh_keys(desk, found, most, view.scale);
     if (threadIdx.x == 0) {
         if (few && choice.top_p < 1.0f) enough = __dmul_rn((double)choice.top_p, sum_of(desk.weights, found));
         double weight;
         const u32 count = counting(desk, found, enough, choice.min_p, weight);
-        desk.flag = few || count < CANDIDATES_FIRST;
+        desk.flag = few || count < first;
         if (desk.flag) desk.answer = along(desk, count, __dmul_rn(choice.uniform, weight));
     }
     __syncthreads();

@@ -37,39 +37,56 @@ __device__ __forceinline__ void load_any_eight(float (&out)[8], const float* row
 #define RUNS_HELD 4
 
 // Rows normed by their deviation, or by their root mean square where they are not centred; into rows of f32, or where there
-// are `columns` into activations of so many.  A warp takes a row, and its lane t the runs of eight numbers t, t + 32, ..
+// are `columns` into activations of so many.  A warp takes a row, and its lane t the runs of eight numbers t, t + 32, ..  The
+// rows of a block are a block of activations, which it writes line by line.
 KERNEL void __launch_bounds__(ROW_THREADS, 3) norm_numbers(
     void* out, const float* x, const float* scale, const float* bias, u32 rows, u32 width, u32 columns, u32 eights, u32 centred,
     float eps) {
-    wait_for_earlier();
-    const u32 row_at = blockIdx.x * (ROW_THREADS / 32) + threadIdx.x / 32;
-    if (row_at >= rows) return;
-    const float* row = x + (u64)row_at * width;
-    const u32 own = threadIdx.x % 32 * 8, behind = own + RUNS_HELD * 256, end = columns > width ? columns : width;
+    constexpr u32 ROWS = ROW_THREADS / 32, RUN = 256, HELD = RUNS_HELD * RUN;
+    static_assert(ROWS == 8, "a block of activations");
+    __shared__ __align__(16) u16 lines[2][ROWS][RUN + 8];
+    __shared__ __align__(16) float scales[HELD], biases[HELD];
+    let_next_begin();
+    for (u32 k = threadIdx.x; k < HELD && k < width; k += ROW_THREADS) {
+        scales[k] = scale ? __ldg(scale + k) : 1.0f;
+        biases[k] = bias ? __ldg(bias + k) : 0.0f;
+    }
+    wait_for_writes();
+    const u32 first_row = blockIdx.x * ROWS, row_at = first_row + threadIdx.x / 32;
+    const float* row = x + (u64)min(row_at, rows - 1) * width;
+    const u32 own = threadIdx.x % 32 * 8, end = columns > width ? columns : width;
     float held[RUNS_HELD][8], more[8];
     // All that is held is on its way before the first of it is looked at.
     if ((u64)row % 16 == 0 && width % 8 == 0) {
 #pragma unroll
         for (u32 i = 0; i < RUNS_HELD * 2; i++) {
-            const u32 first = own + i / 2 * 256;
+            const u32 first = own + i / 2 * RUN;
             const float4 four = first < width ? *(const float4*)(row + first + i % 2 * 4) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             float* to = held[i / 2] + i % 2 * 4;
             to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
         }
     } else {
 #pragma unroll
-        for (u32 run = 0; run < RUNS_HELD; run++) load_any_eight(held[run], row, own + run * 256, width);
+        for (u32 i = 0; i < RUNS_HELD * 8; i++) {
+            const u32 k = own + i / 8 * RUN + i % 8;
+            held[i / 8][i % 8] = k < width ? row[k] : 0.0f;
+        }
     }
+    // Numbers behind those are read each time.
+    auto each_more = [&](auto look) {
+#pragma unroll 1
+        for (u32 first = own + HELD; first < width; first += RUN) {
+            load_any_eight(more, row, first, width);
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) look(first + i, more[i]);
+        }
+    };
     float mean = 0.0f;
     if (centred) {
         float sum = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < RUNS_HELD * 8; i++) sum = __fadd_rn(sum, held[i / 8][i % 8]);
-        for (u32 first = behind; first < width; first += 256) {
-            load_any_eight(more, row, first, width);
-#pragma unroll
-            for (u32 i = 0; i < 8; i++) sum = __fadd_rn(sum, more[i]);
-        }
+        each_more([&](u32, float number) { sum = __fadd_rn(sum, number); });
         mean = __fdiv_rn(warp_sum(sum), (float)width);
     }
     float squares = 0.0f;
@@ -78,18 +95,23 @@ KERNEL void __launch_bounds__(ROW_THREADS, 3) norm_numbers(
         squares = __fmaf_rn(apart, apart, squares);
     };
 #pragma unroll
-    for (u32 i = 0; i < RUNS_HELD * 8; i++) square(own + i / 8 * 256 + i % 8, held[i / 8][i % 8]);
-    for (u32 first = behind; first < width; first += 256) {
-        load_any_eight(more, row, first, width);
-#pragma unroll
-        for (u32 i = 0; i < 8; i++) square(first + i, more[i]);
-    }
+    for (u32 i = 0; i < RUNS_HELD * 8; i++) square(own + i / 8 * RUN + i % 8, held[i / 8][i % 8]);
+    each_more(square);
     const float mean_square = __fdiv_rn(warp_sum(squares), (float)width);
     const float inverse = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean_square, eps)));
-    auto put = [&](u32 first, float (&numbers)[8]) {
-        float by[8], added[8];
-        if (scale) load_any_eight(by, scale, first, width);
-        if (bias) load_any_eight(added, bias, first, width);
+    __syncthreads();
+    // The run that is next lies first, so that the code is there once: more of it takes longer to be fetched than to run.
+#pragma unroll 1
+    for (u32 run = 0; run * RUN < end; run++) {
+        const u32 first = run * RUN + own;
+        float (&numbers)[8] = held[0], by[8], added[8];
+        if (run < RUNS_HELD) {
+            load_eight(by, scales, first, HELD), load_eight(added, biases, first, HELD);
+        } else {
+            load_any_eight(numbers, row, first, width);
+            if (scale) load_any_eight(by, scale, first, width);
+            if (bias) load_any_eight(added, bias, first, width);
+        }
 #pragma unroll
         for (u32 i = 0; i < 8; i++) {
             const u32 k = first + i;
@@ -97,19 +119,22 @@ KERNEL void __launch_bounds__(ROW_THREADS, 3) norm_numbers(
             if (scale) value = __fmul_rn(value, by[i]);
             if (bias) value = __fadd_rn(value, added[i]);
             numbers[i] = k < width ? value : 0.0f;
-            if (!columns && k < width) ((float*)out)[(u64)row_at * width + k] = numbers[i];
         }
-        if (columns)
-            *(uint4*)((u16*)out + activation_at(first, row_at, eights)) =
+        if (!columns) {
+#pragma unroll
+            for (u32 i = 0; i < 8; i++)
+                if (first + i < width && row_at < rows) ((float*)out)[(u64)row_at * width + first + i] = numbers[i];
+        } else {
+            *(uint4*)(lines[run % 2][threadIdx.x / 32] + own) =
                 make_uint4(held_pair(numbers[0], numbers[1]), held_pair(numbers[2], numbers[3]),
                            held_pair(numbers[4], numbers[5]), held_pair(numbers[6], numbers[7]));
-    };
+            __syncthreads();
+            const u32 its_row = threadIdx.x % ROWS, its = threadIdx.x / ROWS * 8, k = run * RUN + its;
+            if (k < columns && first_row + its_row < rows)
+                *(uint4*)((u16*)out + activation_at(k, first_row + its_row, eights)) = *(const uint4*)(lines[run % 2][its_row] + its);
+        }
 #pragma unroll
-    for (u32 run = 0; run < RUNS_HELD; run++)
-        if (own + run * 256 < end) put(own + run * 256, held[run]);
-    for (u32 first = behind; first < end; first += 256) {
-        load_any_eight(more, row, first, width);
-        put(first, more);
+        for (u32 i = 0; i < (RUNS_HELD - 1) * 8; i++) held[i / 8][i % 8] = held[i / 8 + 1][i % 8];
     }
 }
 
@@ -222,13 +247,6 @@ struct WarpProducts {
 // Whether four warps multiply at once, by products that are awaited behind what is done meanwhile.
 #define ATTENDS_AHEAD
 
-// c = a * b of 64 columns, with both in shared memory: c is nothing before.
-__device__ __forceinline__ void square_mma_anew(float (&c)[8][4], u64 a, u64 b) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;}"
-                 : REGISTERS_32("=f", c, 0) : "l"(a), "l"(b), "r"(0));
-}
-
 // The same by four warps at once: queries stay in shared memory, and what is put on its way is awaited elsewhere.
 struct GroupProducts {
     u32 at;
@@ -237,7 +255,7 @@ struct GroupProducts {
         square_mma_anew(scores, tiles_at(at, 1024, 128), tiles_at(keys, 1024, 128));
 #pragma unroll
         for (u32 step = 1; step < D_STEPS; step++)
-            square_mma(scores, tiles_at(at + step * 2048, 1024, 128), tiles_at(keys + step * 2048, 1024, 128), true);
+            square_mma(scores, tiles_at(at + step * 2048, 1024, 128), tiles_at(keys + step * 2048, 1024, 128));
         end_products();
     }
     __device__ __forceinline__ void add(float (&out)[D_BLOCKS][4], const u32 (&weights)[4][4], u32 values) const {
@@ -247,12 +265,6 @@ struct GroupProducts {
         end_products();
     }
 };
-
-// Sums are read behind their products, wherever the compiler would have it.
-__device__ __forceinline__ void hold(float (&sums)[8][4]) {
-#pragma unroll
-    for (int i = 0; i < 32; i++) asm volatile("" : "+f"(sums[i / 4][i % 4]));
-}
 #endif
 
 // What 16 queries of a warp have of the pages so far: rows g and g + 8.
@@ -295,13 +307,6 @@ struct SoFar {
         return __fdiv_rn(1.0f, all);
     }
 };
-
-// Weights as products take them.
-__device__ __forceinline__ void halve(u32 (&halves)[4][4], const float (&weights)[8][4]) {
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        halves[i / 4][i / 2 % 2 * 2 + i % 2] = half_pair(weights[i / 2][i % 2 * 2], weights[i / 2][i % 2 * 2 + 1]);
-}
 
 // Queries that attend to all keys: a block is 64 of them of one head; grid [queries / 64, heads, batch].  What comes goes
 // to rows `[batch, queries, heads, width]` of f32, or where there are `eights` into activations of so many eights of rows.

@@ -5,65 +5,182 @@ __device__ __forceinline__ u32 seen_of_page(u32 seen, u32 page) {
     return seen <= before ? 0 : (seen - before < 64 ? seen - before : 64);
 }
 
+// 64 rows of queries of one key head of a run, as a block of a prompt has them: row r is token r / group, head r % group of the
+// key head.
+struct PromptRows {
+    Run run;
+    u32 kv_head, heads, group, first;
+    __device__ __forceinline__ u32 all() const { return run.tokens * group; }
+    // The two rows that a thread has sums of.
+    __device__ __forceinline__ u32 own(int high) const { return first + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + high * 8; }
+    // Positions that one sees.
+    __device__ __forceinline__ u32 seen(u32 row) const { return row < all() ? run.start + row / group + 1 : 0; }
+    // Pages that any of them sees.
+    __device__ __forceinline__ u32 pages() const { return (seen(min(first + 63, all() - 1)) + 63) / 64; }
+    __device__ __forceinline__ Visible visible(u32 page) const {
+        return {{seen_of_page(seen(own(0)), page), seen_of_page(seen(own(1)), page)}};
+    }
+    // The first of a row's numbers among the queries.
+    __device__ __forceinline__ u64 query_at(u32 row) const {
+        return ((u64)(run.row + row / group) * heads + kv_head * group + row % group) * HEAD_PAD;
+    }
+};
+
+// Pages of a prompt in a ring of AT_ONCE, which 128 threads copy.
+template <u32 AT_ONCE> struct PromptPages {
+    static constexpr u32 PAGE = 2 * D_BLOCKS * 64 * 16;
+    const Pages& pages;
+    u32 base, table, kv_head, count, end;
+    __device__ __forceinline__ u32 place(u32 page) const { return base + page % AT_ONCE * PAGE; }
+    __device__ __forceinline__ void copy(u32 page) const {
+        if (page < count) copy_page<128>(place(page), head_of(pages, table, page, kv_head), end - page * 64);
+        else end_copies();
+    }
+};
+
+// What 16 queries of a warp have of the pages so far.
+struct PromptSums {
+    float out[D_BLOCKS][4], largest[2] = {NO_SCORE, NO_SCORE}, sum[2] = {0.0f, 0.0f};
+    __device__ __forceinline__ PromptSums() {
+#pragma unroll
+        for (int i = 0; i < D_BLOCKS * 4; i++) out[i / 4][i % 4] = 0.0f;
+    }
+    __device__ __forceinline__ void add(const Partial& part) { join(out, largest, sum, part); }
+};
+
+#if defined(HAS_WGMMA) && (HEAD_PAD == 64 || HEAD_PAD == 128)
+// By four warps at once: while scores of a page become weights, values of the page before are added.  Queries lie in shared
+// memory before the pages.
+#define PROMPT_PAGES 3
+#define PROMPT_QUERY_BYTES (64 * HEAD_PAD * 2)
+__device__ __forceinline__ void attend_rows(
+    PromptSums& so_far, const PromptRows& rows, PromptPages<PROMPT_PAGES> pages, const u16* queries) {
+    constexpr u32 PIECES = HEAD_PAD / 8;
+    const u32 at = pages.base;
+    pages.base += PROMPT_QUERY_BYTES;
+#pragma unroll
+    for (u32 i = threadIdx.x; i < 64 * PIECES; i += 128) {
+        const u32 row = i / PIECES, piece = i % PIECES;
+        const bool counts = rows.first + row < rows.all();
+        copy16(at + (piece * 64 + row) * 16, queries + (counts ? rows.query_at(rows.first + row) + piece * 8 : 0), counts);
+    }
+    pages.copy(0);
+    float scores[8][4];
+    u32 weights[4][4];
+    Partial part;
+    // Waits for a page, and has the next one copied.
+    auto await_page = [&](u32 page) {
+        await_copies<0>();
+        show_tensor_cores();
+        __syncthreads();
+        pages.copy(page + 1);
+    };
+    auto score = [&](u32 page) {
+        const u32 keys = pages.place(page);
+        begin_products();
+        square_mma_anew(scores, tiles_at(at, 1024, 128), tiles_at(keys, 1024, 128));
+#pragma unroll
+        for (u32 step = 1; step < D_STEPS; step++)
+            square_mma(scores, tiles_at(at + step * 2048, 1024, 128), tiles_at(keys + step * 2048, 1024, 128));
+        end_products();
+    };
+    auto add = [&](u32 page) {
+        const u32 values = pages.place(page) + D_BLOCKS * 64 * 16;
+        begin_products();
+        turned_mma_anew(part.out, weights[0], tiles_at(values, 128, 1024));
+#pragma unroll
+        for (u32 step = 1; step < 4; step++) turned_mma(part.out, weights[step], tiles_at(values + step * 256, 128, 1024));
+        end_products();
+    };
+    // What is read of sums that are there is another number: the compiler would await all products otherwise.
+    auto weigh = [&](Partial& next, float (&own)[8][4], u32 page) {
+        hold(scores);
+#pragma unroll
+        for (int i = 0; i < 32; i++) own[i / 4][i % 4] = scores[i / 4][i % 4];
+        weigh_scores(next, own, rows.visible(page));
+    };
+    auto begin = [&](const Partial& next, const float (&own)[8][4]) {
+#pragma unroll
+        for (int high = 0; high < 2; high++) part.largest[high] = next.largest[high], part.sum[high] = next.sum[high];
+        halve(weights, own);
+    };
+    auto step = [&](u32 page) {
+        float own[8][4];
+        Partial next;
+        await_page(page);
+        score(page);
+        add(page - 1);
+        await_products<1>();
+        weigh(next, own, page);
+        await_products<0>();
+        hold(part.out);
+        so_far.add(part);
+        begin(next, own);
+    };
+    float own[8][4];
+    Partial next;
+    await_page(0);
+    score(0);
+    await_products<0>();
+    weigh(next, own, 0);
+    begin(next, own);
+#pragma unroll 1
+    for (u32 page = 1; page < pages.count; page++) step(page);
+    add(pages.count - 1);
+    await_products<0>();
+    hold(part.out);
+    so_far.add(part);
+}
+#else
+#define PROMPT_PAGES 2
+// By warps, a page behind the other.
+__device__ __forceinline__ void attend_rows(
+    PromptSums& so_far, const PromptRows& rows, const PromptPages<PROMPT_PAGES>& pages, const u16* queries) {
+    u32 q[D_STEPS][4];
+    load_queries(q, queries, rows.run, rows.first + threadIdx.x / 32 * 16, rows.heads, rows.kv_head, rows.group);
+    pages.copy(0);
+    for (u32 page = 0; page < pages.count; page++) {
+        pages.copy(page + 1);
+        await_copies<1>();
+        __syncthreads();
+        const Visible visible = rows.visible(page);
+        if (__any_sync(~0u, visible.count[0] + visible.count[1] > 0)) {
+            Partial part;
+            attend_page(part, q, pages.place(page), visible);
+            so_far.add(part);
+        }
+        __syncthreads();
+    }
+}
+#endif
+
 // Many queries: a block is 64 rows of one key head of one run; grid [row tiles, key heads, runs].
-KERNEL void __launch_bounds__(128) attend_prompt(
+KERNEL void __launch_bounds__(128, 2) attend_prompt(
     u16* out, const u16* queries, const Run* runs, const u8* pool, const u32* tables, u64 page_bytes, u32 tokens, u32 heads,
     u32 kv_heads, u32 dim) {
     extern __shared__ __align__(128) u8 shared_pages[];
-    constexpr u32 PAGE = 2 * D_BLOCKS * 64 * 16;
     wait_for_writes();
-    const Run run = runs[blockIdx.z];
-    const u32 kv_head = blockIdx.y, group = heads / kv_heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const u32 first_row = (gridDim.x - 1 - blockIdx.x) * 64;
-    if (first_row >= run.tokens * group) return;
+    const PromptRows rows = {runs[blockIdx.z], blockIdx.y, heads, heads / kv_heads, (gridDim.x - 1 - blockIdx.x) * 64};
+    if (rows.first >= rows.all()) return;
+    const Run& run = rows.run;
     const Pages pages = {(u8*)pool, tables, page_bytes, kv_heads};
-    const u32 last_row = min(first_row + 63, run.tokens * group - 1);
-    const u32 end = run.start + run.tokens, seen_all = run.start + last_row / group + 1, count = (seen_all + 63) / 64;
     const u32 base = shared_address(shared_pages);
-
-    u32 q[D_STEPS][4], seen[2];
-    load_queries(q, queries, run, first_row + warp * 16, heads, kv_head, group);
-#pragma unroll
-    for (int high = 0; high < 2; high++) {
-        const u32 token = (first_row + warp * 16 + lane / 4 + high * 8) / group;
-        seen[high] = token < run.tokens ? run.start + token + 1 : 0;
-    }
-    float so_far[D_BLOCKS][4], largest[2] = {NO_SCORE, NO_SCORE}, sum[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < D_BLOCKS * 4; i++) so_far[i / 4][i % 4] = 0.0f;
-
-    copy_page<128>(base, head_of(pages, run.table, 0, kv_head), end);
-    for (u32 page = 0; page < count; page++) {
-        if (page + 1 < count) {
-            const u32 next = page + 1;
-            copy_page<128>(base + next % 2 * PAGE, head_of(pages, run.table, next, kv_head), end - next * 64);
-        } else {
-            end_copies();
-        }
-        await_copies<1>();
-        __syncthreads();
-        const u32 visible[2] = {seen_of_page(seen[0], page), seen_of_page(seen[1], page)};
-        if (__any_sync(~0u, visible[0] + visible[1] > 0)) {
-            Partial part;
-            attend_page(part, q, base + page % 2 * PAGE, Visible{{visible[0], visible[1]}});
-            join(so_far, largest, sum, part);
-        }
-        __syncthreads();
-    }
+    PromptSums so_far;
+    attend_rows(so_far, rows, {pages, base, run.table, rows.kv_head, rows.pages(), run.start + run.tokens}, queries);
     let_next_begin();
     const u32 eights = (tokens + 7) / 8;
 #pragma unroll
     for (int high = 0; high < 2; high++) {
-        const u32 row = first_row + warp * 16 + lane / 4 + high * 8;
-        if (row >= run.tokens * group) continue;
-        const u32 token = run.row + row / group, head = kv_head * group + row % group;
-        const float inverse = __fdiv_rn(1.0f, sum[high]);
+        const u32 row = rows.own(high);
+        if (row >= rows.all()) continue;
+        const u32 token = run.row + row / rows.group, head = rows.kv_head * rows.group + row % rows.group;
+        const float inverse = __fdiv_rn(1.0f, so_far.sum[high]);
 #pragma unroll
         for (int block = 0; block < D_BLOCKS; block++) {
-            const u32 d = block * 8 + lane % 4 * 2;
+            const u32 d = block * 8 + threadIdx.x % 4 * 2;
             if (d < dim)
                 *(u32*)(out + activation_at(head * dim + d, token, eights)) =
-                    held_pair(attended(so_far[block][high * 2], inverse), attended(so_far[block][high * 2 + 1], inverse));
+                    held_pair(attended(so_far.out[block][high * 2], inverse), attended(so_far.out[block][high * 2 + 1], inverse));
         }
     }
 }
@@ -75,7 +192,8 @@ KERNEL void __launch_bounds__(32) attend_pages(
     float* parts, float2* marks, const u16* queries, const Run* runs, const u8* pool, const u32* tables, u64 page_bytes,
     u32 heads, u32 kv_heads, u32 rows_max, u32 pages_max) {
     extern __shared__ __align__(128) u8 shared_pages[];
-    wait_for_earlier();
+    let_next_begin();
+    // Told by the host before the first launch of the pass, as are tables.
     const Run run = runs[blockIdx.z];
     const u32 kv_head = blockIdx.y, group = heads / kv_heads, lane = threadIdx.x;
     const u32 count = run.tokens == 0 ? 0 : (run.start + run.tokens + 63) / 64;
@@ -88,8 +206,12 @@ KERNEL void __launch_bounds__(32) attend_pages(
         copy_pieces<32>(base, head, lane, part * PART_PIECES, (part + 1) * PART_PIECES, UpTo{end});
     };
     const u8* head = head_of(pages, run.table, page, kv_head);
+    // Pages without tokens of the run were there before the pass, and are on their way while the launch before ends.
+    const bool is_new = (page + 1) * 64 > run.start;
+    if (is_new) wait_for_writes();
     copy(page, head, 0);
     copy(page, head, 1);
+    if (!is_new) wait_for_writes();
     u32 q[D_STEPS][4];
     load_queries(q, queries, run, 0, heads, kv_head, group);
     for (;;) {

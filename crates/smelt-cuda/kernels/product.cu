@@ -224,30 +224,39 @@ __device__ __forceinline__ void put_tile(const Product& p, const float (&y)[EIGH
     }
 }
 
-// Puts it into activations of `eights` blocks of tokens: the tile's first row is `tile_row`, its first block `eight`.
-template <int EIGHTS>
-__device__ __forceinline__ void put_halves(const Product& p, const float (&y)[EIGHTS][4], u32 tile_row, u32 eight, u32 eights) {
+// Puts COUNT blocks of tokens of it into activations of `eights` such blocks: the tile's first row is `tile_row`, its first block
+// `eight`, and blocks from `end` on are not its own.
+template <int COUNT, u32 MODE, int EIGHTS>
+__device__ __forceinline__ void put_halves_by(const Product& p, const float (&y)[EIGHTS][4], u32 tile_row, u32 eight, u32 end, u32 eights) {
     const u32 lane = threadIdx.x % 32, row = tile_row + lane / 4;
     const bool low = row < p.rows, high = row + 8 < p.rows;
     u32* to = (u32*)p.out + activation_at(tile_row, eight * 8, eights) / 2 + lane;
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i++, to += 256) {
+    for (int i = 0; i < COUNT; i++, to += 256) {
         const float (&own)[4] = y[i];
-        const u32 first = turned(held_pair(turned_by(p.mode, own[0], low), turned_by(p.mode, own[1], low)));
-        const u32 second = turned(held_pair(turned_by(p.mode, own[2], high), turned_by(p.mode, own[3], high)));
-        if (eight + i < eights) to[0] = first, to[32] = second;
+        const u32 first = turned(held_pair(turned_by(MODE, own[0], low), turned_by(MODE, own[1], low)));
+        const u32 second = turned(held_pair(turned_by(MODE, own[2], high), turned_by(MODE, own[3], high)));
+        if (eight + i < end) to[0] = first, to[32] = second;
     }
 }
 
+// The same: what numbers are turned by is asked once.
+template <int COUNT, int EIGHTS>
+__device__ __forceinline__ void put_halves(const Product& p, const float (&y)[EIGHTS][4], u32 tile_row, u32 eight, u32 end, u32 eights) {
+    if (p.mode == HALVES_ERF) put_halves_by<COUNT, HALVES_ERF>(p, y, tile_row, eight, end, eights);
+    else if (p.mode == HALVES_TANH) put_halves_by<COUNT, HALVES_TANH>(p, y, tile_row, eight, end, eights);
+    else put_halves_by<COUNT, HALVES>(p, y, tile_row, eight, end, eights);
+}
+
 // Puts gates and what they are multiplied with, rows 0 to 7 and 8 to 15 of a tile, into activations of half as many columns.
-template <int EIGHTS>
-__device__ __forceinline__ void put_gated(const Product& p, const float (&y)[EIGHTS][4], u32 tile_row, u32 eight, u32 eights) {
+template <int COUNT, int EIGHTS>
+__device__ __forceinline__ void put_gated(const Product& p, const float (&y)[EIGHTS][4], u32 tile_row, u32 eight, u32 end, u32 eights) {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i++) {
+    for (int i = 0; i < COUNT; i++) {
         const float (&own)[4] = y[i];
         const u32 both = turned(held_pair(swiglu_of(own[0], own[2]), swiglu_of(own[1], own[3])));
-        if (eight + i < eights) ((u32*)p.out)[activation_at(tile_row / 2, (eight + i) * 8, eights) / 2 + lane] = both;
+        if (eight + i < end) ((u32*)p.out)[activation_at(tile_row / 2, (eight + i) * 8, eights) / 2 + lane] = both;
     }
 }
 
@@ -592,10 +601,10 @@ __device__ __forceinline__ void product_many(const Product& p) {
         if (first_tile + own_tile + tile >= tiles) continue;
         finish_tile<EIGHTS>(p, y[tile], tile_row);
         if (F::OF_GRAPHS && gives_halves(p.mode)) {
-            put_halves<EIGHTS>(p, y[tile], tile_row - g, first_eight + own_eight, eights);
+            put_halves<EIGHTS>(p, y[tile], tile_row - g, first_eight + own_eight, eights, eights);
             continue;
         }
-        if (p.mode == SWIGLU) put_gated<EIGHTS>(p, y[tile], tile_row - g, first_eight + own_eight, eights);
+        if (p.mode == SWIGLU) put_gated<EIGHTS>(p, y[tile], tile_row - g, first_eight + own_eight, eights, eights);
         else put_tile<F, EIGHTS>(p, y[tile], tile_row, (first_eight + own_eight) * 8 + t * 2);
     }
 }

@@ -29,6 +29,7 @@ __device__ __forceinline__ u64 tiles_at(u32 at, u32 along, u32 across) {
 #define NAMES_24 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
 #define NAMES_48 NAMES_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
 #define NAMES_64 NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define NAMES_68 NAMES_64 ",%64,%65,%66,%67"
 #define NAMES_80 NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 
 // c += a * b: 64 rows of a in registers as `mma` has them, 16 products, EIGHTS * 8 columns of b in shared memory.  What is
@@ -46,23 +47,43 @@ __device__ __forceinline__ u64 tiles_at(u32 at, u32 along, u32 across) {
 #define OF_9(how) REGISTERS_32(how, c, 0), REGISTERS_4(how, c, 8)
 #define OF_12(how) REGISTERS_32(how, c, 0), REGISTERS_16(how, c, 8)
 #define OF_16(how) REGISTERS_32(how, c, 0), REGISTERS_32(how, c, 8)
+#define OF_17(how) OF_16(how), REGISTERS_4(how, c, 16)
 #define OF_20(how) OF_16(how), REGISTERS_16(how, c, 16)
 WIDE_MMA(6, "m64n48k16", NAMES_24, "%24,%25,%26,%27", "%28", "%29", OF_6)
 WIDE_MMA(9, "m64n72k16", NAMES_32 ",%32,%33,%34,%35", "%36,%37,%38,%39", "%40", "%41", OF_9)
 WIDE_MMA(12, "m64n96k16", NAMES_48, "%48,%49,%50,%51", "%52", "%53", OF_12)
 WIDE_MMA(16, "m64n128k16", NAMES_64, "%64,%65,%66,%67", "%68", "%69", OF_16)
+WIDE_MMA(17, "m64n136k16", NAMES_68, "%68,%69,%70,%71", "%72", "%73", OF_17)
 WIDE_MMA(20, "m64n160k16", NAMES_80, "%80,%81,%82,%83", "%84", "%85", OF_20)
 
 // The same of 64 columns with a in shared memory.
-__device__ __forceinline__ void square_mma(float (&c)[8][4], u64 a, u64 b, bool adds) {
-    asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;}"
-                 : REGISTERS_32("+f", c, 0) : "l"(a), "l"(b), "r"((u32)adds));
-}
-// c += a * b of 64 columns, whose tiles in shared memory have rows and columns changed.
-__device__ __forceinline__ void turned_mma(float (&c)[8][4], const u32 (&a)[4], u64 b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES_32 "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
-                 : REGISTERS_32("+f", c, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+#define SQUARE_MMA(NAME, ADDS, HOW)                                                                                          \
+    __device__ __forceinline__ void NAME(float (&c)[8][4], u64 a, u64 b) {                                                   \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0;"                                                                 \
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" NAMES_32 "}, %32, %33, p, 1, 1, 0, 0;}"          \
+                     : REGISTERS_32(HOW, c, 0) : "l"(a), "l"(b), "r"(ADDS));                                                 \
+    }
+SQUARE_MMA(square_mma, 1, "+f")
+SQUARE_MMA(square_mma_anew, 0, "=f")
+
+// c += a * b of 64 columns, or of 128, whose tiles in shared memory have rows and columns changed.
+#define TURNED_MMA(EIGHTS, SHAPE, NAMES, A, B, ADDS, REGISTERS)                                       \
+    TURNED_MMA_OF(turned_mma, EIGHTS, SHAPE, NAMES, A, B, ADDS, 1, REGISTERS("+f"))                   \
+    TURNED_MMA_OF(turned_mma_anew, EIGHTS, SHAPE, NAMES, A, B, ADDS, 0, REGISTERS("=f"))
+#define TURNED_MMA_OF(NAME, EIGHTS, SHAPE, NAMES, A, B, ADDS, adds, ...)                              \
+    __device__ __forceinline__ void NAME(float (&c)[EIGHTS][4], const u32 (&a)[4], u64 b) {           \
+        asm volatile("{.reg .pred p; setp.ne.b32 p, " ADDS ", 0; wgmma.mma_async.sync.aligned." SHAPE \
+                     ".f32.f16.f16 {" NAMES "}, {" A "}, " B ", p, 1, 1, 1;}"                         \
+                     : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(adds));  \
+    }
+#define OF_8(how) REGISTERS_32(how, c, 0)
+TURNED_MMA(8, "m64n64k16", NAMES_32, "%32,%33,%34,%35", "%36", "%37", OF_8)
+TURNED_MMA(16, "m64n128k16", NAMES_64, "%64,%65,%66,%67", "%68", "%69", OF_16)
+
+// Sums are read behind their products, wherever the compiler would have it.
+template <int EIGHTS> __device__ __forceinline__ void hold(float (&sums)[EIGHTS][4]) {
+#pragma unroll
+    for (int i = 0; i < EIGHTS * 4; i++) asm volatile("" : "+f"(sums[i / 4][i % 4]));
 }
 
 // Barriers in shared memory: so many arrive, and so many bytes come, before who waits for the round's parity goes on.

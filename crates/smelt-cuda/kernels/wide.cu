@@ -34,6 +34,7 @@ template <class F, int EIGHTS, int STAGES> struct Wide {
     // What results are added to comes in as few pieces as fit stages.
     static constexpr u32 EIGHT_BYTES = 8 * BEFORE_PITCH * 4, PIECE_MOST = STAGE_BYTES / EIGHT_BYTES;
     static constexpr u32 PIECES = (EIGHTS + PIECE_MOST - 1) / PIECE_MOST, PIECE_EIGHTS = (EIGHTS + PIECES - 1) / PIECES;
+    static_assert((EIGHTS + PIECE_EIGHTS - 1) / PIECE_EIGHTS == PIECES, "each piece that comes is read");
     // Stages of a group.
     static constexpr u32 GROUP_STAGES = F::GROUP / 64;
     // Whether there are registers for rows that are read while products of those before are made.
@@ -166,9 +167,7 @@ template <class F, int EIGHTS, int STAGES> struct Wide {
 
     // The sums of a group join those of the groups before.
     __device__ __forceinline__ static void join(Sums& y, Sums& sums, u32 scales) {
-        // What was awaited is read behind that, wherever the compiler would have it.
-#pragma unroll
-        for (int i = 0; i < EIGHTS * 4; i++) asm volatile("" : "+f"(sums[i / 4][i % 4]));
+        hold(sums);
         const float by[2] = {low_value(scales), high_value(scales)};
 #pragma unroll
         for (int i = 0; i < EIGHTS * 4; i++) {
@@ -256,52 +255,69 @@ template <class F, int EIGHTS, int STAGES> struct Wide {
         end(odd);
     }
 
-    // Stores a tile's results, or adds them to what lies in stages, or where it was.
-    __device__ __forceinline__ void put(const Sums& y, const WideTile& tile, u32 row, Ring<STAGES>& ring) const {
-        const u32 lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 + lane / 4, own_token = lane % 4 * 2;
-        const u32 token = tile.first_eight * 8 + own_token, last = p.rows - 1;
-        const bool adds = p.mode == ADD, is_copied = copies_before();
-        float gains[2] = {1.0f, 1.0f};
-        if (adds && p.gains) gains[0] = __ldg(p.gains + min(row, last)), gains[1] = __ldg(p.gains + min(row + 8, last));
-        // Who multiplies has waited for no launch yet.
-        if (adds && !is_copied) wait_for_writes();
-        u64 first = (u64)token * p.stride + row;
+    // Hands a tile's results over, PIECE blocks of tokens at a time, which lie first then.  Code that is there once for each block
+    // takes longer to be fetched than to run.
+    template <int PIECE, class Put> __device__ __forceinline__ static void by_pieces(Sums& y, const Put& put) {
+#pragma unroll 1
+        for (u32 first = 0; first < EIGHTS; first += PIECE) {
+            put(first);
 #pragma unroll
-        for (int piece = 0; piece < PIECES; piece++) {
-            const u32 at = place(ring.stage) + (own_token * BEFORE_PITCH + own_row) * 4;
-            if (is_copied) await(full + ring.stage * 8, ring.parity);
-#pragma unroll
-            for (int eight = piece * PIECE_EIGHTS; eight < (piece + 1) * PIECE_EIGHTS && eight < EIGHTS; eight++) {
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const bool counts = token + eight * 8 + c % 2 < p.tokens && row + c / 2 * 8 < p.rows;
-                    const u64 to = first + c % 2 * p.stride + c / 2 * 8;
-                    float own = y[eight][c];
-                    if (adds) {
-                        const u32 inside = ((eight - piece * PIECE_EIGHTS) * 8 + c % 2) * BEFORE_PITCH + c / 2 * 8;
-                        const float before = is_copied ? load_shared(at + inside * 4) : counts ? p.before[to] : 0.0f;
-                        own = __fadd_rn(before, p.gains ? __fmul_rn(own, gains[c / 2]) : own);
-                    }
-                    if (counts) ((float*)p.out)[to] = own;
-                }
-                first += 8 * p.stride;
-            }
-            if (!is_copied) continue;
-            __syncwarp();
-            release(ring.stage);
-            ring.next();
+            for (int i = 0; i < (EIGHTS - PIECE) * 4; i++) y[i / 4][i % 4] = y[i / 4 + PIECE][i % 4];
         }
     }
 
+    // Stores a tile's results, or adds them to what lies in stages, or where it was.
+    template <bool ADDS, bool IS_COPIED>
+    __device__ __forceinline__ void put(Sums& y, const WideTile& tile, u32 row, Ring<STAGES>& ring) const {
+        const u32 lane = threadIdx.x % 32, own_row = threadIdx.x / 32 * 16 + lane / 4, own_token = lane % 4 * 2;
+        const u32 last = p.rows - 1;
+        const bool has[2] = {row < p.rows, row + 8 < p.rows};
+        float gains[2] = {1.0f, 1.0f};
+        if (ADDS && p.gains) gains[0] = __ldg(p.gains + min(row, last)), gains[1] = __ldg(p.gains + min(row + 8, last));
+        // Who multiplies has waited for no launch yet.
+        if (ADDS && !IS_COPIED) wait_for_writes();
+        by_pieces<PIECE_EIGHTS>(y, [&](u32 piece) {
+            const u32 at = place(ring.stage) + (own_token * BEFORE_PITCH + own_row) * 4;
+            if (IS_COPIED) await(full + ring.stage * 8, ring.parity);
+            u32 token = (tile.first_eight + piece) * 8 + own_token;
+            u64 first = (u64)token * p.stride + row;
+#pragma unroll
+            for (int eight = 0; eight < PIECE_EIGHTS; eight++, token += 8, first += 8 * p.stride) {
+                const bool is_own = piece + eight < tile.eights;
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    const bool counts = is_own && token + c % 2 < p.tokens && has[c / 2];
+                    const u64 to = first + c % 2 * p.stride + c / 2 * 8;
+                    float own = y[eight][c];
+                    if (ADDS) {
+                        const u32 inside = (eight * 8 + c % 2) * BEFORE_PITCH + c / 2 * 8;
+                        const float before = IS_COPIED ? load_shared(at + inside * 4) : counts ? p.before[to] : 0.0f;
+                        own = __fadd_rn(before, __fmul_rn(own, gains[c / 2]));
+                    }
+                    if (counts) ((float*)p.out)[to] = own;
+                }
+            }
+            if (!IS_COPIED) return;
+            __syncwarp();
+            release(ring.stage);
+            ring.next();
+        });
+    }
+
     // What becomes of a tile's results.
-    __device__ __forceinline__ void put_all(const Sums& y, const WideTile& tile, u32 tile_row, Ring<STAGES>& ring) const {
-        const u32 lane = threadIdx.x % 32, row = tile_row + lane / 4;
-        if (gives_halves(p.mode) || p.mode == SWIGLU) {
-            if (threadIdx.x / 128 >= tile.strips) return;
-            if (p.mode == SWIGLU) put_gated<EIGHTS>(p, y, tile_row, tile.first_eight, eights);
-            else put_halves<EIGHTS>(p, y, tile_row, tile.first_eight, eights);
+    __device__ __forceinline__ void put_all(Sums& y, const WideTile& tile, u32 tile_row, Ring<STAGES>& ring) const {
+        const u32 row = tile_row + threadIdx.x % 32 / 4, end = tile.first_eight + tile.eights;
+        const bool is_there = threadIdx.x / 128 < tile.strips;
+        if (F::OF_GRAPHS && gives_halves(p.mode)) {
+            if (is_there) by_pieces<3>(y, [&](u32 piece) { put_halves<3>(p, y, tile_row, tile.first_eight + piece, end, eights); });
+        } else if (p.mode == SWIGLU) {
+            if (is_there) by_pieces<3>(y, [&](u32 piece) { put_gated<3>(p, y, tile_row, tile.first_eight + piece, end, eights); });
+        } else if (p.mode != ADD) {
+            put<false, false>(y, tile, row, ring);
+        } else if (copies_before()) {
+            put<true, true>(y, tile, row, ring);
         } else {
-            put(y, tile, row, ring);
+            put<true, false>(y, tile, row, ring);
         }
     }
 
@@ -313,7 +329,7 @@ template <class F, int EIGHTS, int STAGES> struct Wide {
             const WideTile tile(p, work, eights, EIGHTS);
             multiply(y, ring);
             const u32 tile_row = tile.first_row + threadIdx.x / 32 * 16;
-            finish_tile<EIGHTS>(p, y, tile_row + threadIdx.x % 32 / 4);
+            finish_tile(p, y, tile_row + threadIdx.x % 32 / 4);
             put_all(y, tile, tile_row, ring);
         }
         let_next_begin();

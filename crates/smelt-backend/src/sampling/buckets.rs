@@ -4,7 +4,7 @@
 //! of tokens ends, and the one in which a draw falls, are put in order.  Knows nothing of settings.
 
 use super::select::Candidate;
-use super::weights::{BLOCK, SPAN, spans, weight};
+use super::weights::{BLOCK, SPAN, fallen, spans, weight};
 
 /// Buckets of a row.  So many hold some tens of tokens each of a usual vocabulary, and their sums
 /// stay in the processor's nearest cache.
@@ -84,11 +84,9 @@ impl Buckets {
 
     /// The token at `draw`, zero to one, of the weight of what was kept of `row`, likeliest first.
     pub(super) fn draw(&mut self, row: &[f32], scale: Scale, kept: Kept, draw: f64) -> u32 {
-        let (mut begin, mut left) = (0, draw * kept.weight);
-        while begin + SPAN < kept.end && left > self.spans[begin / SPAN] {
-            left -= self.spans[begin / SPAN];
-            begin += SPAN;
-        }
+        let spans = &self.spans[..kept.end.div_ceil(SPAN)];
+        let (span, mut left) = fallen(spans, draw * kept.weight);
+        let begin = span * SPAN;
         let mut found = None;
         for (bucket, &weight) in self.weights[..kept.end].iter().enumerate().skip(begin) {
             if weight > 0.0 {

@@ -10,6 +10,9 @@ use super::{Mask, Settings, weights};
 
 /// Candidates looked at first where a probability decides how many count; most rows need no more.
 const CANDIDATES_FIRST: usize = 256;
+/// The same of rows that have no more blocks than those: a device tells a row's largest from the largest of its blocks, which
+/// have to be more.
+const CANDIDATES_SHORT: usize = 64;
 
 /// A row of logits from which nothing can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -149,10 +152,10 @@ impl Chooser {
     fn draw_of_all(&mut self, row: &[f32], scale: Scale, draw: f64) -> u32 {
         let all = weights::sum(row, scale.largest, scale.scale, &mut self.blocks);
         let spans: Vec<f64> = weights::spans(&self.blocks).collect();
-        let (span, left) = fallen(&spans, draw * all);
+        let (span, left) = weights::fallen(&spans, draw * all);
         let first = span * weights::SPAN;
         let end = self.blocks.len().min(first + weights::SPAN);
-        let (block, left) = fallen(&self.blocks[first..end], left);
+        let (block, left) = weights::fallen(&self.blocks[first..end], left);
         let start = (first + block) * weights::BLOCK;
         let end = row.len().min(start + weights::BLOCK);
         let block = (start as u32..).zip(&row[start..end]);
@@ -171,24 +174,16 @@ impl Chooser {
         }
         let blocks = &mut self.blocks;
         let enough = enough(top_p, || weights::sum(row, scale.largest, scale.scale, blocks));
-        select::largest(row, CANDIDATES_FIRST, &mut self.candidates);
+        let is_long = row.len() > CANDIDATES_FIRST * weights::BLOCK;
+        let first = if is_long { CANDIDATES_FIRST } else { CANDIDATES_SHORT };
+        select::largest(row, first, &mut self.candidates);
         let count = counting(&self.candidates, scale, enough, min_p);
         // If all of these count, others may, too.
-        if count < CANDIDATES_FIRST {
+        if count < first {
             return Cut::Few(count);
         }
         Cut::Many(self.buckets.keep(row, scale, enough, min_p))
     }
-}
-
-/// Which of these weights a draw falls on, the last where it is beyond; what is left of it there.
-fn fallen(weights: &[f64], draw: f64) -> (usize, f64) {
-    let (mut at, mut left) = (0, draw);
-    while at + 1 < weights.len() && left > weights[at] {
-        left -= weights[at];
-        at += 1;
-    }
-    (at, left)
 }
 
 /// The first token with this logit.

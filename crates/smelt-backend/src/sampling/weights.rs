@@ -6,7 +6,8 @@
 /// Logits whose exponentials are added up as singles before they are added to a double.
 pub(super) const BLOCK: usize = 64;
 
-/// Blocks that are added up among themselves: threads of a device add spans at once, and a draw goes from span to span.
+/// Weights of blocks, or of buckets, that are added up among themselves: threads of a device add spans at once, and a draw
+/// goes from span to span.
 pub(super) const SPAN: usize = 64;
 
 /// Sums kept side by side, so that they fit vectors of every machine.
@@ -41,9 +42,9 @@ pub(super) fn sum(logits: &[f32], largest: f32, scale: f32, blocks: &mut Vec<f64
     spans(blocks).sum()
 }
 
-/// The weight of each [`SPAN`] of blocks, whose halves are added to each other until one is left.
-pub(super) fn spans(blocks: &[f64]) -> impl Iterator<Item = f64> {
-    blocks.chunks(SPAN).map(|span| {
+/// The sum of each [`SPAN`] of weights, whose halves are added to each other until one is left.
+pub(super) fn spans(weights: &[f64]) -> impl Iterator<Item = f64> {
+    weights.chunks(SPAN).map(|span| {
         let mut sums = [0.0; SPAN];
         sums[..span.len()].copy_from_slice(span);
         let mut len = SPAN;
@@ -55,6 +56,16 @@ pub(super) fn spans(blocks: &[f64]) -> impl Iterator<Item = f64> {
         }
         sums[0]
     })
+}
+
+/// Which of these weights a draw falls on, the last where it is beyond; what is left of it there.
+pub(super) fn fallen(weights: &[f64], draw: f64) -> (usize, f64) {
+    let (mut at, mut left) = (0, draw);
+    while at + 1 < weights.len() && left > weights[at] {
+        left -= weights[at];
+        at += 1;
+    }
+    (at, left)
 }
 
 fn block_sum(block: &[f32], largest: f32, scale: f32) -> f64 {

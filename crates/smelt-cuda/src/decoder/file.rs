@@ -24,7 +24,7 @@ pub const WEIGHTS_FILE: &str = "weights.bin";
 /// Version of the directory's layout; a change of names, meanings or packing raises it.
 pub const FORMAT: u32 = 1;
 /// Version of the packing that kernels read; a change of theirs raises it.
-pub const LAYOUT: u32 = 4;
+pub const LAYOUT: u32 = 5;
 /// What `engine.json` calls this kind.
 pub const KIND: &str = "llm";
 /// Where tensors begin: at a multiple of what the device aligns its own memory to.
@@ -567,7 +567,7 @@ mod tests {
         check_edit("\"name\": \"b\"", "\"name\": \"a\"", "twice");
         check_edit("\"heads\": 4", "\"heads\": 3", "do not share");
         check_edit("\"vocab\": 100", "\"vocab\": 0", "not those of a decoder");
-        check_edit("\"layout\": 4", "\"lay\": 2", "unknown field");
+        check_edit("\"layout\": ", "\"lay\": ", "unknown field");
         check_edit("cuda-sm90", "cuda-sm70", "no card's");
         check_edit("kernels.sm90.cubin", "../kernels.sm90.cubin", "no file of its directory");
     }

@@ -327,7 +327,7 @@ impl Pass<'_> {
         }
         if many > 0 {
             let own = attend(self, few, many, many_rows);
-            self.launch(attention::attend_prompt(own));
+            self.launch(attention::attend_prompt(own, self.processors));
         }
     }
 

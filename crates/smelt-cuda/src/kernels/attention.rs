@@ -15,9 +15,10 @@ pub const PAGE_ROWS: u32 = 16;
 pub(super) const JOIN_THREADS: u32 = 128;
 /// Copies that are on their way at once.
 pub(super) const JOIN_STAGES: u32 = 3;
-/// Warps of pages that a multiprocessor gets before they take several pages each: twice as many as have room at once, so
-/// that all end together.
-const PAGE_WARPS: u32 = 14;
+/// Warps of pages that have room on a multiprocessor at once.
+const PAGE_WARPS: u32 = 7;
+/// More pages of such a warp are shared by three times as many, of which some begin while others end.
+const PAGES_OF_WARP_MAX: u64 = 3;
 
 /// Warps of a block that does all of attention.
 pub(super) const TOGETHER_WARPS: u32 = 4;
@@ -89,8 +90,16 @@ impl Heads {
     }
 }
 
+/// Bytes of shared memory of a block of a prompt on such processors: pages, and, where four warps multiply at once, one more and
+/// queries.
+fn prompt_bytes(heads: Heads, processors: Processors) -> u32 {
+    let is_at_once = processors.has_wgmma() && matches!(heads.shape.padded(), 64 | 128);
+    let queries = PROMPT_ROWS * heads.shape.padded() as u32 * 2;
+    if is_at_once { 3 * heads.page_bytes() + queries } else { 2 * heads.page_bytes() }
+}
+
 /// Attention of runs of any length; what is before and in a run is seen.
-pub fn attend_prompt(attend: Attend) -> Launch {
+pub fn attend_prompt(attend: Attend, processors: Processors) -> Launch {
     let heads = attend.heads;
     let tiles = (attend.tokens_max * heads.group()).div_ceil(PROMPT_ROWS);
     let args = LaunchArgs::new()
@@ -109,7 +118,7 @@ pub fn attend_prompt(attend: Attend) -> Launch {
         grid: [tiles, heads.keys, attend.count],
         block: [128, 1, 1],
         cluster: 1,
-        shared_bytes: 2 * heads.page_bytes(),
+        shared_bytes: prompt_bytes(heads, processors),
         early: true,
         args,
     }
@@ -144,11 +153,14 @@ pub fn attend_pages(attend: Attend, partials: Partials, multiprocessors: u32) ->
     ]
 }
 
-/// Warps among which the pages of a key head are shared: one for each while there are few, else as many as all have an
-/// equal share.
+/// Warps among which the pages of a key head are shared, all alike: those that run at once, where each has few.  From times on
+/// an H200, where one stream of 129 pages takes 13.6 us a layer by 65 warps a head and 15.2 by 129, and one of 513 takes 49.9 by
+/// 103 and 43.2 by 257.
 fn page_warps(attend: Attend, partials: Partials, multiprocessors: u32) -> u32 {
     let all = u64::from(partials.pages) * u64::from(attend.heads.keys) * u64::from(attend.count);
-    let shares = all.div_ceil(u64::from(PAGE_WARPS * multiprocessors)).max(1);
+    let shares = |warps: u32| all.div_ceil(u64::from(warps * multiprocessors)).max(1);
+    let at_once = shares(PAGE_WARPS);
+    let shares = if at_once <= PAGES_OF_WARP_MAX { at_once } else { shares(3 * PAGE_WARPS) };
     partials.pages.div_ceil(u32::try_from(shares).unwrap_or(u32::MAX))
 }
 
@@ -289,11 +301,12 @@ mod tests {
             attend_pages(attend, partials, 132)[0].grid[0]
         };
         assert_eq!(warps(1, 8), 8);
-        assert_eq!(warps(1, 128), 128);
-        assert_eq!(warps(1, 512), 171);
-        assert_eq!(warps(32, 8), 4);
+        // All at once, two and three each; more are shared by three times as many.
+        assert_eq!((warps(1, 129), warps(1, 257)), (65, 86));
+        assert_eq!((warps(1, 513), warps(8, 129)), (257, 43));
         assert_eq!(warps(1, 1), 1);
     }
+
     #[test]
     fn pages_are_dealt_where_warps_have_one_each_or_all_processors_some() {
         let shape = HeadShape { dim: 128, kind: KvType::F16 };

@@ -78,7 +78,7 @@ impl fmt::Display for ProductShape {
 
 impl ProductShape {
     /// Every shape of any form.
-    pub const EVERY: [Self; 22] = [
+    pub const EVERY: [Self; 23] = [
         few(1, 1, 8),
         few(1, 1, 16),
         few(1, 2, 8),
@@ -100,6 +100,7 @@ impl ProductShape {
         wide(9),
         wide(12),
         wide(16),
+        wide(17),
         wide(20),
     ];
 

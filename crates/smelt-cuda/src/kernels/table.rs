@@ -7,7 +7,7 @@ use super::product::ProductShape;
 use crate::Function;
 
 /// Shapes of products; see [`ProductShape::all`].
-const SHAPES: usize = 22;
+const SHAPES: usize = 23;
 
 macro_rules! names {
     ($($form:literal),* $(,)?) => {
@@ -36,6 +36,7 @@ macro_rules! names {
                 concat!($form, "_w_128x72"),
                 concat!($form, "_w_128x96"),
                 concat!($form, "_w_128x128"),
+                concat!($form, "_w_128x136"),
                 concat!($form, "_w_128x160"),
             ],
             concat!($form, "_widen"),

@@ -30,20 +30,25 @@ pub struct WideShape {
 
 impl WideShape {
     /// Every kernel of any form.
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self { eights: 6 },
         Self { eights: 9 },
         Self { eights: 12 },
         Self { eights: 16 },
+        Self { eights: 17 },
         Self { eights: 20 },
     ];
 
     /// Whether weights of a form are multiplied so: a stage is of one group, which has no more than a scale and a zero point.
-    /// Rows of halves are so many bytes that the smallest tiles win nothing.
+    /// Rows of halves are so many bytes that the smallest tiles win nothing; tiles of 136 tokens are for the 1,025 of pictures, which
+    /// halves see.
     pub(super) fn fits(self, form: WeightForm) -> bool {
         let is_of_one_group = form.group >= STAGE_COLUMNS as usize;
         let is_plain = !form.has_mins && form.scales != ScaleKind::Factors;
-        let is_worth = form.levels != Levels::Half || self.eights > 6;
+        let is_worth = match form.levels {
+            Levels::Half => self.eights != 6,
+            Levels::Four | Levels::Eight => self.eights != 17,
+        };
         is_of_one_group && is_plain && is_worth
     }
 
@@ -103,7 +108,7 @@ mod tests {
         // A tile of InternViT-300M, and twelve.
         assert_eq!(chosen("half", 1024, 1025), Some(72));
         assert_eq!(chosen("half", 3072, 1025), Some(96));
-        assert_eq!(chosen("half", 4096, 1025), Some(160));
+        assert_eq!(chosen("half", 4096, 1025), Some(136));
         assert_eq!(chosen("half", 1024, 12_300), Some(160));
         assert_eq!(chosen("half", 1024, 255), None);
         // Prompts of Qwen3-1.7B.

@@ -237,7 +237,7 @@ impl<'a> Trial<'a> {
     }
 
     fn at_once(&self, queries: &DeviceBuffer) -> Vec<f32> {
-        let launches = |attend| vec![attend_prompt(attend)];
+        let launches = |attend| vec![attend_prompt(attend, self.bench.processors())];
         self.attended(&self.runs(), launches, queries).expect("there is a launch")
     }
 

@@ -275,7 +275,7 @@ fn what_graphs_compute_equals_f64_and_itself_in_any_company_on_a_card() {
 #[ignore = "asks for a card"]
 fn tokens_are_those_of_the_host_on_a_card() {
     let bench = Bench::card(&KernelSet { forms: Vec::new(), head: HEADS[0] });
-    for vocab in [151_936, 50_257, 32_000, 1000, 63, 1] {
+    for vocab in [151_936, 50_257, 32_000, 10_000, 1000, 63, 1] {
         choosing::check(&bench, vocab, 16);
     }
 }

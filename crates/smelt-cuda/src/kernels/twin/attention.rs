@@ -56,6 +56,12 @@ fn runs(memory: &TwinMemory, at: DeviceAddress, count: usize) -> Result<Vec<Run>
 }
 
 impl Layer {
+    /// Of a launch whose arguments from `first` on are the pool, tables and bytes of a page.
+    fn given(given: Given<'_>, first: usize, shape: HeadShape) -> Self {
+        let (pool, tables) = (given.address(first), given.address(first + 1));
+        Self { shape, pool, tables, page_bytes: given.wide(first + 2) }
+    }
+
     /// A page's head, of which the first `end` positions are read.
     fn head(
         &self,
@@ -151,6 +157,12 @@ struct Rows {
 }
 
 impl Rows {
+    /// Of a launch whose arguments from `first` on are tokens, heads and key heads.
+    fn given(given: Given<'_>, first: usize) -> Self {
+        let [tokens, heads, kv_heads] = [0, 1, 2].map(|at| given.count(first + at));
+        Self { heads, kv_heads, tokens }
+    }
+
     fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
@@ -217,13 +229,8 @@ pub(super) fn prompt(
     shape: HeadShape,
 ) -> Result<(), Astray> {
     let given = Given::of(launch);
-    let layer = Layer {
-        shape,
-        pool: given.address(3),
-        tables: given.address(4),
-        page_bytes: given.wide(5),
-    };
-    let rows = Rows { tokens: given.count(6), heads: given.count(7), kv_heads: given.count(8) };
+    let layer = Layer::given(given, 3, shape);
+    let rows = Rows::given(given, 6);
     for run in runs(memory, given.address(2), launch.grid[2] as usize)? {
         let query = |memory: &TwinMemory, token, head| {
             rows.query(memory, given.address(1), (run.row + token, head), shape.padded())
@@ -240,13 +247,8 @@ pub(super) fn together(
     shape: HeadShape,
 ) -> Result<(), Astray> {
     let given = Given::of(launch);
-    let layer = Layer {
-        shape,
-        pool: given.address(7),
-        tables: given.address(8),
-        page_bytes: given.wide(9),
-    };
-    let rows = Rows { tokens: given.count(10), heads: given.count(11), kv_heads: given.count(12) };
+    let layer = Layer::given(given, 7, shape);
+    let rows = Rows::given(given, 10);
     for run in runs(memory, given.address(6), launch.grid[2] as usize)? {
         let mut queries = Vec::new();
         for token in 0..run.tokens {
@@ -294,12 +296,7 @@ pub(super) fn pages(
     shape: HeadShape,
 ) -> Result<(), Astray> {
     let given = Given::of(launch);
-    let layer = Layer {
-        shape,
-        pool: given.address(4),
-        tables: given.address(5),
-        page_bytes: given.wide(6),
-    };
+    let layer = Layer::given(given, 4, shape);
     let rows = Rows { tokens: 0, heads: given.count(7), kv_heads: given.count(8) };
     let (pages, count) = (given.count(10), launch.grid[2] as usize);
     let place = PartPlace { kv_heads: rows.kv_heads, pages, rows: given.count(9) };
@@ -333,7 +330,7 @@ pub(super) fn join(
     shape: HeadShape,
 ) -> Result<(), Astray> {
     let given = Given::of(launch);
-    let rows = Rows { tokens: given.count(4), heads: given.count(5), kv_heads: given.count(6) };
+    let rows = Rows::given(given, 4);
     let place = PartPlace { kv_heads: rows.kv_heads, pages: given.count(9), rows: given.count(8) };
     let count = launch.grid[2] as usize;
     for (index, run) in runs(memory, given.address(3), count)?.into_iter().enumerate() {
