@@ -208,13 +208,15 @@ def main(smelt, golden, work):
         raise SystemExit(f"{golden} holds no golden vectors")
     print(f"{count} graphs give what transformers computed in onnxruntime {onnxruntime.__version__}")
     print("bf16 is not run here: onnxruntime's CPU provider has no kernels for it")
-    for name, graph in [
-        ("yolo-tiny", Path(golden) / "yolo-tiny" / "yolo.onnx"),
-        ("internvl3-tiny", Path(work) / "internvl3-tiny" / "vision-f32" / "model.onnx"),
-        ("qwen2_5_vl-tiny", one_grid(smelt, Path(golden) / "qwen2_5_vl-tiny", Path(work))),
-        ("qwen3_vl-tiny", one_grid(smelt, Path(golden) / "qwen3_vl-tiny", Path(work))),
+    # A processor that has AVX2 and no VNNI adds two products in 16 bits and cuts off what is more, but in a mode for that, which
+    # aborts on a graph with convolutions.
+    for name, graph, is_precise in [
+        ("yolo-tiny", Path(golden) / "yolo-tiny" / "yolo.onnx", False),
+        ("internvl3-tiny", Path(work) / "internvl3-tiny" / "vision-f32" / "model.onnx", False),
+        ("qwen2_5_vl-tiny", one_grid(smelt, Path(golden) / "qwen2_5_vl-tiny", Path(work)), True),
+        ("qwen3_vl-tiny", one_grid(smelt, Path(golden) / "qwen3_vl-tiny", Path(work)), True),
     ]:
-        check_integers(smelt, name, graph, Path(work) / "integers" / name)
+        check_integers(smelt, name, graph, is_precise, Path(work) / "integers" / name)
 
 
 def one_grid(smelt, folder, work):
@@ -261,12 +263,14 @@ def pictures_of(height, width, count):
         yield (127.5 + 127.4 * np.stack(waves, axis=-1)).astype(np.uint8)
 
 
-def check_integers(smelt, name, graph, work):
+def check_integers(smelt, name, graph, is_precise, work):
     """What smelt sees of a graph's values is what onnxruntime computes of them, and the graph that multiplies integers
     by it says nearly the same there."""
     work.mkdir(parents=True)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    if is_precise:
+        options.add_session_config_entry("session.x64quantprecision", "1")
     session = lambda path: onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def ran(*command):
