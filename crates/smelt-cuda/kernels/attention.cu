@@ -120,10 +120,8 @@ template <class Seen> __device__ __forceinline__ void weigh_scores(Partial& part
     }
 }
 
-// Weights of the 64 positions of the page at `keys` for 16 queries, whose scores go through `seen`.
-template <class Seen>
-__device__ __forceinline__ void weigh_page(
-    Partial& part, float (&scores)[8][4], const u32 (&q)[D_STEPS][4], u32 keys, const Seen& seen) {
+// Scores of the 64 positions of the page at `keys` for 16 queries.
+__device__ __forceinline__ void score_page(float (&scores)[8][4], const u32 (&q)[D_STEPS][4], u32 keys) {
     const u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < 32; i++) scores[i / 4][i % 4] = 0.0f;
@@ -138,6 +136,25 @@ __device__ __forceinline__ void weigh_page(
             mma(scores[2 * two], q[step][0], q[step][1], q[step][2], q[step][3], b[0], b[1]);
             mma(scores[2 * two + 1], q[step][0], q[step][1], q[step][2], q[step][3], b[2], b[3]);
         }
+}
+
+#if defined(HAS_WGMMA)
+// The same for 64 queries at `queries`, by four warps at once: the scores are on their way behind this.
+__device__ __forceinline__ void begin_scores(float (&scores)[8][4], u32 queries, u32 keys) {
+    begin_products();
+    square_mma_anew(scores, tiles_at(queries, 1024, 128), tiles_at(keys, 1024, 128));
+#pragma unroll
+    for (u32 step = 1; step < D_STEPS; step++)
+        square_mma(scores, tiles_at(queries + step * 2048, 1024, 128), tiles_at(keys + step * 2048, 1024, 128));
+    end_products();
+}
+#endif
+
+// Weights of the 64 positions of the page at `keys` for 16 queries, whose scores go through `seen`.
+template <class Seen>
+__device__ __forceinline__ void weigh_page(
+    Partial& part, float (&scores)[8][4], const u32 (&q)[D_STEPS][4], u32 keys, const Seen& seen) {
+    score_page(scores, q, keys);
     weigh_scores(part, scores, seen);
 }
 

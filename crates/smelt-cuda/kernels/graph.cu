@@ -209,23 +209,7 @@ struct WarpProducts {
 #pragma unroll
         for (u32 step = 0; step < D_STEPS; step++) load_tiles(queries[step], at + ((step * 2 + lane / 16) * 64 + row) * 16);
     }
-    __device__ __forceinline__ void score(float (&scores)[8][4], u32 keys) const {
-        const u32 lane = threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < 32; i++) scores[i / 4][i % 4] = 0.0f;
-        // Lanes 8i + r name row r of tile i: tiles are numbers 0 to 7 and 8 to 15 of a step, then of the next eight positions.
-        const u32 key_at = keys + (lane / 8 % 2 * 64 + lane / 16 * 8 + lane % 8) * 16;
-#pragma unroll
-        for (int step = 0; step < D_STEPS; step++)
-#pragma unroll
-            for (int two = 0; two < 4; two++) {
-                const u32 (&q)[4] = queries[step];
-                u32 b[4];
-                load_tiles(b, key_at + (step * 2 * 64 + two * 16) * 16);
-                mma(scores[2 * two], q[0], q[1], q[2], q[3], b[0], b[1]);
-                mma(scores[2 * two + 1], q[0], q[1], q[2], q[3], b[2], b[3]);
-            }
-    }
+    __device__ __forceinline__ void score(float (&scores)[8][4], u32 keys) const { score_page(scores, queries, keys); }
     __device__ __forceinline__ void add(float (&out)[D_BLOCKS][4], const u32 (&weights)[4][4], u32 values) const {
         const u32 lane = threadIdx.x % 32;
         // Tiles are positions 0 to 7 and 8 to 15 of a step, then of the next eight numbers.
@@ -250,14 +234,7 @@ struct WarpProducts {
 // The same by four warps at once: queries stay in shared memory, and what is put on its way is awaited elsewhere.
 struct GroupProducts {
     u32 at;
-    __device__ __forceinline__ void score(float (&scores)[8][4], u32 keys) const {
-        begin_products();
-        square_mma_anew(scores, tiles_at(at, 1024, 128), tiles_at(keys, 1024, 128));
-#pragma unroll
-        for (u32 step = 1; step < D_STEPS; step++)
-            square_mma(scores, tiles_at(at + step * 2048, 1024, 128), tiles_at(keys + step * 2048, 1024, 128));
-        end_products();
-    }
+    __device__ __forceinline__ void score(float (&scores)[8][4], u32 keys) const { begin_scores(scores, at, keys); }
     __device__ __forceinline__ void add(float (&out)[D_BLOCKS][4], const u32 (&weights)[4][4], u32 values) const {
         begin_products();
 #pragma unroll

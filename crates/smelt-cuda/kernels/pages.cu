@@ -75,15 +75,6 @@ __device__ __forceinline__ void attend_rows(
         __syncthreads();
         pages.copy(page + 1);
     };
-    auto score = [&](u32 page) {
-        const u32 keys = pages.place(page);
-        begin_products();
-        square_mma_anew(scores, tiles_at(at, 1024, 128), tiles_at(keys, 1024, 128));
-#pragma unroll
-        for (u32 step = 1; step < D_STEPS; step++)
-            square_mma(scores, tiles_at(at + step * 2048, 1024, 128), tiles_at(keys + step * 2048, 1024, 128));
-        end_products();
-    };
     auto add = [&](u32 page) {
         const u32 values = pages.place(page) + D_BLOCKS * 64 * 16;
         begin_products();
@@ -108,7 +99,7 @@ __device__ __forceinline__ void attend_rows(
         float own[8][4];
         Partial next;
         await_page(page);
-        score(page);
+        begin_scores(scores, at, pages.place(page));
         add(page - 1);
         await_products<1>();
         weigh(next, own, page);
@@ -120,7 +111,7 @@ __device__ __forceinline__ void attend_rows(
     float own[8][4];
     Partial next;
     await_page(0);
-    score(0);
+    begin_scores(scores, at, pages.place(0));
     await_products<0>();
     weigh(next, own, 0);
     begin(next, own);

@@ -304,6 +304,7 @@ mod tests {
         // All at once, two and three each; more are shared by three times as many.
         assert_eq!((warps(1, 129), warps(1, 257)), (65, 86));
         assert_eq!((warps(1, 513), warps(8, 129)), (257, 43));
+        assert_eq!((warps(1, 128), warps(1, 512), warps(32, 8)), (64, 256, 3));
         assert_eq!(warps(1, 1), 1);
     }
 
