@@ -62,7 +62,13 @@ __device__ __forceinline__ float half_value(u16 bits) {
 
 __device__ __forceinline__ u32 pair(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
 
-__device__ __forceinline__ u32 held_pair(float low, float high) { return pair(held_half(low), held_half(high)); }
+// Two such: what is beyond the range is rounded to infinity first.
+__device__ __forceinline__ u32 held_pair(float low, float high) {
+    u32 both = half_pair(low, high);
+    asm("{.reg .b32 most, least; mov.b32 most, 0x7BFF7BFF; mov.b32 least, 0xFBFFFBFF;"
+        "min.NaN.f16x2 %0, %0, most; max.NaN.f16x2 %0, %0, least;}" : "+r"(both));
+    return both;
+}
 
 __device__ __forceinline__ float low_value(u32 both) { return half_value((u16)both); }
 __device__ __forceinline__ float high_value(u32 both) { return half_value((u16)(both >> 16)); }
@@ -108,15 +114,16 @@ __device__ __forceinline__ float inverse_fast(float x) {
     return y;
 }
 
-// GELU by the error function, for results of half precision: erfc by Abramowitz and Stegun's 7.1.26, which is off by 1.5e-7.
+// GELU by the error function, for results of half precision: erfc by Abramowitz and Stegun's 7.1.26, which is off by 1.5e-7, of
+// x / sqrt(2) and halved.
 __device__ __forceinline__ float gelu_erf(float x) {
-    const float z = __fmul_rn(fabsf(x), 0.707106781186547524f), t = inverse_fast(__fmaf_rn(0.3275911f, z, 1.0f));
-    float sum = __fmaf_rn(1.061405429f, t, -1.453152027f);
-    sum = __fmaf_rn(sum, t, 1.421413741f);
-    sum = __fmaf_rn(sum, t, -0.284496736f);
-    sum = __fmaf_rn(sum, t, 0.254829592f);
-    const float beyond = __fmul_rn(__fmul_rn(__fmul_rn(sum, t), 0.5f), exp2_fast(__fmul_rn(__fmul_rn(z, z), -LOG2_E)));
-    return __fmul_rn(x, x < 0.0f ? beyond : __fadd_rn(1.0f, -beyond));
+    const float t = inverse_fast(__fmaf_rn(fabsf(x), 0.231641888f, 1.0f));
+    float sum = __fmaf_rn(0.5307027145f, t, -0.7265760135f);
+    sum = __fmaf_rn(sum, t, 0.7107068705f);
+    sum = __fmaf_rn(sum, t, -0.142248368f);
+    sum = __fmaf_rn(sum, t, 0.127414796f);
+    const float beyond = __fmul_rn(__fmul_rn(sum, t), exp2_fast(__fmul_rn(__fmul_rn(x, x), -0.5f * LOG2_E)));
+    return __fmaf_rn(-fabsf(x), beyond, fmaxf(x, 0.0f));
 }
 
 // GELU by the hyperbolic tangent, for the same: x / (1 + exp(-2 inner)).
@@ -212,3 +219,35 @@ __device__ __forceinline__ float warp_sum(float x) {
 __device__ __forceinline__ u32 activation_at(u32 k, u32 token, u32 eights) {
     return (((k / 64) * eights + token / 8) * 8 + k % 64 / 8) * 64 + token % 8 * 8 + k % 8;
 }
+
+#if __CUDA_ARCH__ >= 900
+// Blocks of a cluster, and a place of the same name in the shared memory of another of them.
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ u32 cluster_size() {
+    u32 size;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+__device__ __forceinline__ u32 address_in(u32 rank, u32 own) {
+    u32 at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(own), "r"(rank));
+    return at;
+}
+__device__ __forceinline__ float load_in_cluster(u32 at) {
+    float x;
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at));
+    return x;
+}
+__device__ __forceinline__ float2 load_two_in_cluster(u32 at) {
+    float2 x;
+    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+    return x;
+}
+// What blocks of the cluster wrote before they arrived is seen by all that wait behind it.
+__device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+#endif

@@ -332,36 +332,6 @@ KERNEL void __launch_bounds__(JOIN_THREADS, 1) join_pages(
 }
 
 #if __CUDA_ARCH__ >= 900
-// Blocks of a cluster, and a place of the same name in the shared memory of another of them.
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-__device__ __forceinline__ u32 cluster_size() {
-    u32 size;
-    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
-    return size;
-}
-__device__ __forceinline__ u32 address_in(u32 rank, u32 own) {
-    u32 at;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(own), "r"(rank));
-    return at;
-}
-__device__ __forceinline__ float load_in_cluster(u32 at) {
-    float x;
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at));
-    return x;
-}
-__device__ __forceinline__ float2 load_two_in_cluster(u32 at) {
-    float2 x;
-    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
-    return x;
-}
-// What blocks of the cluster wrote before they arrived is seen by all that wait behind it.
-__device__ __forceinline__ void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ __forceinline__ void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-
 // What `rotate_and_keep`, `attend_pages` and `join_pages` do, in one launch, for few rows of queries: a cluster of blocks takes a
 // key head of a run, and its pages are dealt to the warps of all blocks from the last one on.  Each block makes all queries of
 // the head, and keys and values of those tokens whose page it has, which go into that page in shared memory as well.  Partial

@@ -26,8 +26,8 @@
 template <int BITS_, int GROUP_, int SCALE_, bool ZEROS_, bool MINS_> struct Form {
     static constexpr int BITS = BITS_, GROUP = GROUP_, SCALE = SCALE_;
     static constexpr bool ZEROS = ZEROS_, MINS = MINS_;
-    // Weights of graphs are halves: more becomes of their products than of others'.
-    static constexpr bool OF_GRAPHS = BITS_ == 16;
+    // Weights of graphs are halves whose groups are long: more becomes of their products than of others'.
+    static constexpr bool OF_GRAPHS = GROUP_ > UNIT;
     // Columns of the 16 bytes that a lane reads at once.
     static constexpr int COLUMNS = 256 / BITS_;
 };
@@ -169,9 +169,13 @@ __device__ __forceinline__ float finished(const Product& p, float y, u32 row) {
 
 __device__ __forceinline__ bool gives_halves(u32 mode) { return mode >= HALVES; }
 
-// A number on its way into activations; rows that only fill a strip are zero.
-__device__ __forceinline__ float turned_by(u32 mode, float y, bool counts) {
-    return !counts ? 0.0f : mode == HALVES_ERF ? gelu_erf(y) : mode == HALVES_TANH ? gelu_tanh(y) : y;
+// A number on its way into activations.
+__device__ __forceinline__ float turned_by(u32 mode, float y) {
+    return mode == HALVES_ERF ? gelu_erf(y) : mode == HALVES_TANH ? gelu_tanh(y) : y;
+}
+// Two of them of a row; rows that only fill a strip are zero.
+template <u32 MODE> __device__ __forceinline__ u32 turned_pair(float low, float high, bool counts) {
+    return counts ? held_pair(turned_by(MODE, low), turned_by(MODE, high)) : 0;
 }
 
 // Where a result goes that is stored or added.
@@ -234,8 +238,8 @@ __device__ __forceinline__ void put_halves_by(const Product& p, const float (&y)
 #pragma unroll
     for (int i = 0; i < COUNT; i++, to += 256) {
         const float (&own)[4] = y[i];
-        const u32 first = turned(held_pair(turned_by(MODE, own[0], low), turned_by(MODE, own[1], low)));
-        const u32 second = turned(held_pair(turned_by(MODE, own[2], high), turned_by(MODE, own[3], high)));
+        const u32 first = turned(turned_pair<MODE>(own[0], own[1], low));
+        const u32 second = turned(turned_pair<MODE>(own[2], own[3], high));
         if (eight + i < end) to[0] = first, to[32] = second;
     }
 }
@@ -255,7 +259,8 @@ __device__ __forceinline__ void put_gated(const Product& p, const float (&y)[EIG
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         const float (&own)[4] = y[i];
-        const u32 both = turned(held_pair(swiglu_of(own[0], own[2]), swiglu_of(own[1], own[3])));
+        // Each alone: for both at once the kernel with the most sums has no registers, as NVRTC 13 gives them for Thor.
+        const u32 both = turned(pair(held_half(swiglu_of(own[0], own[2])), held_half(swiglu_of(own[1], own[3]))));
         if (eight + i < end) ((u32*)p.out)[activation_at(tile_row / 2, (eight + i) * 8, eights) / 2 + lane] = both;
     }
 }
@@ -442,7 +447,7 @@ template <class F, int EIGHTS, int TILES, int WARPS, bool NORMS> __device__ __fo
             const u32 result = threadIdx.x + i * WARPS * 32, row = first_row + row_of(result), token = token_of(result);
             if (result >= RESULTS || token >= eights * 8) continue;
             const float own = finished(p, y[i], min(row, p.rows - 1));
-            ((u16*)p.out)[activation_at(row, token, eights)] = held_half(turned_by(p.mode, own, row < p.rows));
+            ((u16*)p.out)[activation_at(row, token, eights)] = row < p.rows ? held_half(turned_by(p.mode, own)) : 0;
         }
         return;
     }
@@ -566,7 +571,8 @@ __device__ __forceinline__ void product_many(const Product& p) {
                 for (int eight = 0; eight < EIGHTS; eight++)
                     mma(sums[tile][eight], a.a0, a.a1, a.a2, a.a3, b[eight / 2][eight % 2 * 2], b[eight / 2][eight % 2 * 2 + 1]);
             }
-            const bool ends = F::GROUP == 128 ? step == 3 && k64 % 2 == 1 : step % GROUP_STEPS == GROUP_STEPS - 1;
+            const bool ends_stage = F::OF_GRAPHS ? (k64 + 1) % (F::GROUP / 64) == 0 || k64 + 1 == steps64 : k64 % 2 == 1;
+            const bool ends = F::GROUP >= UNIT ? step == 3 && ends_stage : step % GROUP_STEPS == GROUP_STEPS - 1;
             if (ends) {
                 if (SPANS_ROUNDS) {
 #pragma unroll

@@ -31,6 +31,8 @@ __device__ __forceinline__ u64 tiles_at(u32 at, u32 along, u32 across) {
 #define NAMES_64 NAMES_48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #define NAMES_68 NAMES_64 ",%64,%65,%66,%67"
 #define NAMES_80 NAMES_64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define NAMES_96 NAMES_80 ",%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define NAMES_104 NAMES_96 ",%96,%97,%98,%99,%100,%101,%102,%103"
 
 // c += a * b: 64 rows of a in registers as `mma` has them, 16 products, EIGHTS * 8 columns of b in shared memory.  What is
 // made anew is c = a * b, and c is nothing before: a register that is said to be read may not change while products are made.
@@ -49,12 +51,14 @@ __device__ __forceinline__ u64 tiles_at(u32 at, u32 along, u32 across) {
 #define OF_16(how) REGISTERS_32(how, c, 0), REGISTERS_32(how, c, 8)
 #define OF_17(how) OF_16(how), REGISTERS_4(how, c, 16)
 #define OF_20(how) OF_16(how), REGISTERS_16(how, c, 16)
+#define OF_26(how) OF_16(how), REGISTERS_32(how, c, 16), REGISTERS_8(how, c, 24)
 WIDE_MMA(6, "m64n48k16", NAMES_24, "%24,%25,%26,%27", "%28", "%29", OF_6)
 WIDE_MMA(9, "m64n72k16", NAMES_32 ",%32,%33,%34,%35", "%36,%37,%38,%39", "%40", "%41", OF_9)
 WIDE_MMA(12, "m64n96k16", NAMES_48, "%48,%49,%50,%51", "%52", "%53", OF_12)
 WIDE_MMA(16, "m64n128k16", NAMES_64, "%64,%65,%66,%67", "%68", "%69", OF_16)
 WIDE_MMA(17, "m64n136k16", NAMES_68, "%68,%69,%70,%71", "%72", "%73", OF_17)
 WIDE_MMA(20, "m64n160k16", NAMES_80, "%80,%81,%82,%83", "%84", "%85", OF_20)
+WIDE_MMA(26, "m64n208k16", NAMES_104, "%104,%105,%106,%107", "%108", "%109", OF_26)
 
 // The same of 64 columns with a in shared memory.
 #define SQUARE_MMA(NAME, ADDS, HOW)                                                                                          \
@@ -105,6 +109,19 @@ __device__ __forceinline__ void await(u32 at, u32 parity) {
 __device__ __forceinline__ void copy_bytes(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                  :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+
+// Four numbers into the shared memory of another block of the cluster, and a barrier there that comes behind what a warp wrote.
+__device__ __forceinline__ void store_in_cluster(u32 there, const float (&four)[4]) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};"
+                 :: "r"(there), "f"(four[0]), "f"(four[1]), "f"(four[2]), "f"(four[3]) : "memory");
+}
+__device__ __forceinline__ void arrive_in(u32 there) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");
+}
+__device__ __forceinline__ void await_in_cluster(u32 at, u32 parity) {
+    asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1; @p bra done; bra again; done:}"
+                 :: "r"(at), "r"(parity) : "memory");
 }
 
 // A warp group gives registers away, or takes what others gave.

@@ -106,7 +106,7 @@ impl CardTactics {
             };
             let mut shapes = Vec::new();
             for tokens in TOKENS {
-                let usual = default_shape(size.form, size.rows, tokens, processors);
+                let usual = default_shape(size.form, [size.rows, size.columns], tokens, processors);
                 let all = for_tokens(size.form, tokens, processors);
                 if let Some(shape) = fastest(tokens, usual, all)? {
                     shapes.push((tokens, shape.name()));
@@ -267,7 +267,9 @@ impl ShapeTable {
             let is_for_these = *most == tokens || !matches!(shape, ProductShape::Wide(_));
             is_for_these.then_some(*shape)
         });
-        tuned.unwrap_or_else(|| default_shape(size.form, size.rows, tokens, processors))
+        tuned.unwrap_or_else(|| {
+            default_shape(size.form, [size.rows, size.columns], tokens, processors)
+        })
     }
 
     /// For a product that norms a state itself; nothing where none does.
@@ -317,7 +319,7 @@ mod tests {
         assert_eq!(name(3), "f8_2x8", "what was timed for eight");
         assert_eq!(name(9), "f32_1x4", "it takes sixteen as well");
         assert_eq!(name(32), "f32_1x4");
-        let usual = |tokens| default_shape(size(4096).form, 4096, tokens, own()).name();
+        let usual = |tokens| default_shape(size(4096).form, [4096, 2048], tokens, own()).name();
         for tokens in [33, 64, 100, 512, 2048, 5000] {
             let of_bucket = TOKENS.into_iter().find(|&most| most >= tokens).unwrap_or(tokens);
             let is_wide = usual(of_bucket).starts_with("w_");
@@ -327,7 +329,7 @@ mod tests {
         assert_eq!(table.of_state(size(4096), own().count).unwrap().name(), "n1_1x8");
         // A product that nobody timed.
         let other = size(8192);
-        assert_eq!(table.shape(other, 1, own()), default_shape(other.form, 8192, 1, own()));
+        assert_eq!(table.shape(other, 1, own()), default_shape(other.form, [8192, 2048], 1, own()));
         assert_eq!(
             table.of_state(other, own().count),
             shape_of_state(other.form, 8192, 2048, own().count)
@@ -344,7 +346,7 @@ mod tests {
         let tactics = CardTactics::tune(card(), &[size(4096)], &mut time).unwrap();
         let table = tactics.table().unwrap();
         for tokens in TOKENS {
-            let usual = default_shape(size(4096).form, 4096, tokens, own());
+            let usual = default_shape(size(4096).form, [4096, 2048], tokens, own());
             assert_eq!(table.shape(size(4096), tokens, own()), usual);
         }
     }
@@ -362,7 +364,7 @@ mod tests {
             let tactics = CardTactics::tune(card(), &[size], &mut time).unwrap();
             assert_eq!(
                 tactics.table().unwrap().shape(size, 1, own()),
-                default_shape(form, 96, 1, own())
+                default_shape(form, [96, 8192], 1, own())
             );
         }
         let all =

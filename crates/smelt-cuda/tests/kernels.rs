@@ -90,7 +90,12 @@ impl KernelGroup {
 
     fn of_graphs(head: usize) -> Self {
         let name = format!("graphs with heads of {head}");
-        Self::new(name, graph_source(head), |kernel| OF_GRAPHS.contains(&kernel))
+        // Their products are the same whatever heads there are.
+        let has_products = head == GRAPH_HEADS[0];
+        let is_product = |kernel: &str| kernel.starts_with(WeightForm::OF_GRAPHS.name);
+        Self::new(name, graph_source(head), move |kernel| {
+            OF_GRAPHS.contains(&kernel) || has_products && is_product(kernel)
+        })
     }
 
     /// The line that says what its kernels' lines were compiled from.

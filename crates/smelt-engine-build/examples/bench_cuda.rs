@@ -368,7 +368,7 @@ fn plain_tactics(form: &str, driver: &Arc<dyn Driver>) -> Outcome<CardTactics> {
     let products = PRODUCTS.map(|(rows, columns)| ProductSize { form, rows, columns });
     let any = Processors { sm: Sm(80), ..driver.card().processors() };
     let mut time = |size: ProductSize, tokens, shape: ProductShape| {
-        let is_usual = shape == default_shape(size.form, size.rows, tokens, any);
+        let is_usual = shape == default_shape(size.form, [size.rows, size.columns], tokens, any);
         Ok::<_, Infallible>(Some(if is_usual { 1.0 } else { 2.0 }))
     };
     let card = TunedCard::of(driver.card(), TARGET);
@@ -416,7 +416,7 @@ fn shapes(dir: &Path) -> Outcome<()> {
                     continue;
                 }
                 let processors = driver.card().processors();
-                let usual = default_shape(form, rows, tokens, processors);
+                let usual = default_shape(form, [rows, columns], tokens, processors);
                 let mut told = Vec::new();
                 for shape in ProductShape::all_on(form, processors) {
                     if shape.takes(tokens)

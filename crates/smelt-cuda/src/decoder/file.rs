@@ -24,7 +24,7 @@ pub const WEIGHTS_FILE: &str = "weights.bin";
 /// Version of the directory's layout; a change of names, meanings or packing raises it.
 pub const FORMAT: u32 = 1;
 /// Version of the packing that kernels read; a change of theirs raises it.
-pub const LAYOUT: u32 = 5;
+pub const LAYOUT: u32 = 6;
 /// What `engine.json` calls this kind.
 pub const KIND: &str = "llm";
 /// Where tensors begin: at a multiple of what the device aligns its own memory to.

@@ -18,8 +18,9 @@ use super::lower::{
 };
 use crate::decoder::memory::Arena;
 use crate::driver::{Driver, DriverError, Priority};
+use crate::kernels::form::WeightForm;
 use crate::kernels::graph::{
-    self, AttendAll, GatherNumbers, HeadBlocks, HeadsView, Map, NormNumbers, Numbers, weight_form,
+    self, AttendAll, GatherNumbers, HeadBlocks, HeadsView, Map, NormNumbers, Numbers,
 };
 use crate::kernels::layout::padded_columns;
 use crate::kernels::product::{Activations, DeviceWeight, Outcome, default_shape, product};
@@ -520,13 +521,13 @@ impl Places<'_> {
         let [outputs, columns] = weight.shape;
         let columns = padded_columns(columns as usize) as u32;
         let levels = self.weight(weight)?;
-        let device = DeviceWeight::of_levels(weight_form(), outputs, columns, levels);
+        let device = DeviceWeight::of_levels(WeightForm::OF_GRAPHS, outputs, columns, levels);
         let bias = self.vector(bias)?;
         let halves = self.spot(Spot::Value(x, 0))?;
         let x = Activations { halves, sums: DeviceAddress::NULL, tokens };
         let outcome = self.outcome(into, outputs)?;
         let processors = self.card.driver.card().processors();
-        let shape = default_shape(device.form, outputs, tokens, processors);
+        let shape = default_shape(device.form, [outputs, columns], tokens, processors);
         Ok(product(&device, bias, x, outcome, (shape, processors)))
     }
 

@@ -87,7 +87,7 @@ pub struct WeightForm {
     pub name: &'static str,
     /// How numbers are kept.
     pub levels: Levels,
-    /// Columns whose products are one chain of sums, 16 to 128, and which share a scale where there are such.
+    /// Columns whose products are one chain of sums, and which share a scale where there are such.
     pub group: usize,
     /// How scales are kept.
     pub scales: ScaleKind,
@@ -110,7 +110,11 @@ const fn with_mins(form: WeightForm) -> WeightForm {
 }
 
 impl WeightForm {
-    /// Every form.
+    /// The form of graphs' weights: halves whose chains are so long that large tiles have sums of one alone.  More becomes of
+    /// their products than of others'.
+    pub const OF_GRAPHS: Self = form("half2048", Levels::Half, 2048, ScaleKind::Row);
+
+    /// Every form of decoders' weights.
     pub const ALL: [Self; 18] = [
         form("half", Levels::Half, 128, ScaleKind::Row),
         form("i4", Levels::Four, 128, ScaleKind::Row),
@@ -181,6 +185,11 @@ impl WeightForm {
         all.into_iter().filter(|(_, is_kept)| *is_kept).map(|(part, _)| part).collect()
     }
 
+    /// Whether weights are of graphs.
+    pub fn is_of_graphs(self) -> bool {
+        self == Self::OF_GRAPHS
+    }
+
     /// What the kernels' source calls it.
     pub(super) fn template(self) -> String {
         let scales = match self.scales {
@@ -202,6 +211,7 @@ mod tests {
         for form in WeightForm::ALL {
             assert_eq!(WeightForm::parse(form.name), Some(form));
             assert!(matches!(form.group, 16 | 32 | 64 | 128));
+            assert!(!form.is_of_graphs() && form.name != WeightForm::OF_GRAPHS.name);
         }
         let mut all = WeightForm::ALL.map(|form| WeightForm { name: "", ..form }).to_vec();
         all.sort_unstable();

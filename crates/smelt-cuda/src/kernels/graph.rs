@@ -2,7 +2,6 @@
 //!
 //! Plain data in, a launch out.  Values are f32 that lie anywhere; what only products read are activations, blocks of halves.
 
-use super::form::WeightForm;
 use super::layout::{padded_columns, padded_rows};
 use super::page::{HeadShape, PAGE_TOKENS};
 use super::rows::{NumberKind, ROW_THREADS};
@@ -29,14 +28,6 @@ pub(super) const ATTEND_ALL: Function = Function("attend_all");
 pub(super) const ATTEND_MASKED: Function = Function("attend_masked");
 pub(super) const MAP_NUMBERS: Function = Function("map_numbers");
 pub(super) const GATHER_NUMBERS: Function = Function("gather_numbers");
-
-/// The form of a graph's weights.
-///
-/// # Panics
-/// Never: the list of forms has it.
-pub fn weight_form() -> WeightForm {
-    WeightForm::parse("half").expect("there is a form of halves")
-}
 
 /// Numbers that lie somewhere.
 #[derive(Clone, Copy, Debug, PartialEq)]

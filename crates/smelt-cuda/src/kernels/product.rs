@@ -64,7 +64,11 @@ const fn many(tiles: u32, eights: u32, stages: u32) -> ProductShape {
 }
 
 const fn wide(eights: u32) -> ProductShape {
-    ProductShape::Wide(WideShape { eights })
+    ProductShape::Wide(WideShape { eights, is_split: false })
+}
+
+const fn split(eights: u32) -> ProductShape {
+    ProductShape::Wide(WideShape { eights, is_split: true })
 }
 
 /// Bytes of shared memory that a block of a product may have at most: two such blocks fit every card's multiprocessor.
@@ -78,7 +82,7 @@ impl fmt::Display for ProductShape {
 
 impl ProductShape {
     /// Every shape of any form.
-    pub const EVERY: [Self; 23] = [
+    pub const EVERY: [Self; 25] = [
         few(1, 1, 8),
         few(1, 1, 16),
         few(1, 2, 8),
@@ -102,6 +106,8 @@ impl ProductShape {
         wide(16),
         wide(17),
         wide(20),
+        wide(26),
+        split(17),
     ];
 
     /// The shapes of which a form has kernels, on some card.
@@ -124,6 +130,10 @@ impl ProductShape {
         if let Self::Wide(wide) = self {
             return wide.fits(form);
         }
+        // Warps of kernels for few tokens have a short group each.
+        if form.is_of_graphs() && !self.is_for_many() {
+            return false;
+        }
         // Two tiles of halves in sixteen warps, or of bytes in groups of 32, need more registers than there are, and so do the
         // scales of short groups, or factors of both scales and minima of bytes, beside the most sums.
         let has_many_scales = form.group == 16
@@ -139,10 +149,12 @@ impl ProductShape {
         self.has_room(form, COLUMN_ALIGN as u32) && !is_wide && !lacks_sums
     }
 
-    /// Whether a block that multiplies so many columns has the shared memory.
+    /// Whether a block has room for so many columns: the shared memory, or the registers.
     pub(crate) fn has_room(self, form: WeightForm, columns: u32) -> bool {
-        let is_alone = matches!(self, Self::Wide(_));
-        is_alone || self.shared_bytes(form, columns) <= SHARED_BYTES_MAX
+        match self {
+            Self::Wide(wide) => wide.has_room(form, columns),
+            _ => self.shared_bytes(form, columns) <= SHARED_BYTES_MAX,
+        }
     }
 
     /// The word for it: the tokens or the block, and how it is cut.
@@ -151,7 +163,10 @@ impl ProductShape {
             Self::Few(few) if few.norms => format!("n1_{}x{}", few.tiles, few.warps),
             Self::Few(few) => format!("f{}_{}x{}", few.eights * 8, few.tiles, few.warps),
             Self::Many(_) => format!("g_{}x{}", self.rows(), self.tokens()),
-            Self::Wide(_) => format!("w_{}x{}", self.rows(), self.tokens()),
+            Self::Wide(wide) => {
+                let way = if wide.is_split { 's' } else { 'w' };
+                format!("{way}_{}x{}", self.rows(), self.tokens())
+            }
         }
     }
 
@@ -207,7 +222,7 @@ impl ProductShape {
                 let rows = self.rows() * 64 * form.levels.bits() as u32 / 8;
                 many.stages * (rows + self.tokens() * 128)
             }
-            Self::Wide(wide) => wide.stages(form) * wide.stage_bytes(form),
+            Self::Wide(wide) => wide.shared_bytes(form),
         }
     }
 
@@ -336,7 +351,8 @@ pub enum Outcome {
         /// Numbers from token to token.
         stride: u32,
     },
-    /// f32 `[tokens, stride]` as well: what lies elsewhere, to which rows are added times what each has; of halves alone.
+    /// f32 `[tokens, stride]` as well: what lies elsewhere, to which rows are added times what each has; of graphs'
+    /// weights alone.
     Sum {
         /// The first number.
         out: DeviceAddress,
@@ -347,7 +363,7 @@ pub enum Outcome {
         /// Numbers from token to token.
         stride: u32,
     },
-    /// Activations of as many columns as there are rows, of halves alone; what fills the last 64 columns is zero.
+    /// Activations of as many columns as there are rows, of graphs' weights alone; what fills the last 64 columns is zero.
     Halves {
         /// The halves.
         out: DeviceAddress,
@@ -450,6 +466,9 @@ pub fn product(
     let launch = launch(weight, bias, (x, State::none()), outcome, shape);
     let [rows, tokens, _] = launch.grid;
     match shape {
+        ProductShape::Wide(WideShape { is_split: true, .. }) => {
+            Launch { grid: [rows * tokens * 2, 1, 1], cluster: 2, ..launch }
+        }
         // A block stays for all its tiles.
         ProductShape::Wide(_) => {
             Launch { grid: [(rows * tokens).min(processors.count.max(1)), 1, 1], ..launch }
@@ -520,15 +539,15 @@ pub fn widen(
     }
 }
 
-/// The shape for a product where nobody timed it, on a card of such processors.
+/// The shape for a product of so many rows and columns where nobody timed it, on a card of such processors.
 pub fn default_shape(
     form: WeightForm,
-    rows: u32,
+    [rows, columns]: [u32; 2],
     tokens: u32,
     processors: Processors,
 ) -> ProductShape {
     let multiprocessors = processors.count;
-    if let Some(wide) = WideShape::of(form, rows, tokens, processors) {
+    if let Some(wide) = WideShape::of(form, [rows, columns], tokens, processors) {
         return ProductShape::Wide(wide);
     }
     let wanted: &[&str] = match tokens {
@@ -614,13 +633,13 @@ mod tests {
 
     #[test]
     fn every_form_has_a_kernel_for_every_number_of_tokens() {
-        for form in WeightForm::ALL {
+        for form in WeightForm::ALL.into_iter().chain([WeightForm::OF_GRAPHS]) {
             for tokens in 1..=600 {
                 for (rows, count, sm) in
                     [(64, 8, 87), (2048, 132, 90), (12288, 132, 90), (151_936, 8, 87)]
                 {
                     let processors = Processors { count, sm: Sm(sm) };
-                    let shape = default_shape(form, rows, tokens, processors);
+                    let shape = default_shape(form, [rows, 2048], tokens, processors);
                     assert!(shape.takes(tokens) && shape.fits(form), "{} {tokens}", form.name);
                     assert!(shape.runs_on(processors));
                     assert!(!shape.norms());
@@ -670,7 +689,7 @@ mod tests {
     #[test]
     fn blocks_cover_every_row_and_token_once() {
         let null = DeviceAddress::NULL;
-        for form in WeightForm::ALL {
+        for form in WeightForm::ALL.into_iter().chain([WeightForm::OF_GRAPHS]) {
             for shape in ProductShape::all(form) {
                 for (rows, tokens) in [(1, 1), (200, 31), (4096, 100)] {
                     if !shape.takes(tokens) {
@@ -689,9 +708,10 @@ mod tests {
                     };
                     assert_eq!(launch.args.args().len(), 23);
                     let [across, down, _] = launch.grid;
-                    if matches!(shape, ProductShape::Wide(_)) {
+                    if let ProductShape::Wide(wide) = shape {
                         let tiles = rows.div_ceil(128) * tokens.div_ceil(shape.tokens());
-                        assert_eq!(launch.grid, [tiles.min(8), 1, 1]);
+                        let blocks = if wide.is_split { tiles * 2 } else { tiles.min(8) };
+                        assert_eq!(launch.grid, [blocks, 1, 1]);
                         continue;
                     }
                     assert!(

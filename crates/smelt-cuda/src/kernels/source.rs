@@ -50,7 +50,7 @@ pub fn graph_source(head: usize) -> String {
     for part in [COMMON, NUMBERS, PRODUCT, WGMMA, WIDE, ATTENTION, GRAPH] {
         text.push_str(part);
     }
-    text.push_str(&instances(super::graph::weight_form()));
+    text.push_str(&instances(WeightForm::OF_GRAPHS));
     text
 }
 
@@ -86,7 +86,8 @@ fn instances(form: WeightForm) -> String {
             }
             // Nothing but Hopper compiles it.
             ProductShape::Wide(wide) => {
-                format!("WIDE({name}, {alias}, {}, {})\n", wide.eights, wide.stages(form))
+                let (eights, is_split) = (wide.eights, wide.is_split);
+                format!("WIDE({name}, {alias}, {eights}, {}, {is_split})\n", wide.stages(form))
             }
         });
     }

@@ -7,12 +7,14 @@ use super::product::ProductShape;
 use crate::Function;
 
 /// Shapes of products; see [`ProductShape::all`].
-const SHAPES: usize = 23;
+const SHAPES: usize = 25;
+/// All forms of decoders, and that of graphs.
+const FORMS: usize = WeightForm::ALL.len() + 1;
 
 macro_rules! names {
     ($($form:literal),* $(,)?) => {
         /// For each form its kernels, in the order of [`ProductShape::EVERY`], and that which widens rows.
-        const NAMES: [(&str, [&str; SHAPES], &str); WeightForm::ALL.len()] = [$((
+        const NAMES: [(&str, [&str; SHAPES], &str); FORMS] = [$((
             $form,
             [
                 concat!($form, "_f8_1x8"),
@@ -38,6 +40,8 @@ macro_rules! names {
                 concat!($form, "_w_128x128"),
                 concat!($form, "_w_128x136"),
                 concat!($form, "_w_128x160"),
+                concat!($form, "_w_128x208"),
+                concat!($form, "_s_128x136"),
             ],
             concat!($form, "_widen"),
         )),*];
@@ -46,12 +50,12 @@ macro_rules! names {
 
 names!(
     "half", "i4", "i4z", "i4g32", "i4g32z", "i4g64", "i4g64z", "i4g128", "i4g128z", "i4g32m",
-    "i4g32fm", "i8", "i8g16", "i8g32", "i8g128", "i8g32m", "i8g32fm", "i8g16f",
+    "i4g32fm", "i8", "i8g16", "i8g32", "i8g128", "i8g32m", "i8g32fm", "i8g16f", "half2048",
 );
 
 fn row(form: WeightForm) -> &'static (&'static str, [&'static str; SHAPES], &'static str) {
-    let at = WeightForm::ALL.iter().position(|other| *other == form).unwrap_or(0);
-    &NAMES[at]
+    let at = WeightForm::ALL.iter().position(|other| *other == form);
+    &NAMES[at.unwrap_or(WeightForm::ALL.len())]
 }
 
 /// The kernel that multiplies weights of a form by a shape.
@@ -72,7 +76,8 @@ mod tests {
     #[test]
     fn names_stand_where_forms_and_shapes_do() {
         assert_eq!(ProductShape::EVERY.len(), SHAPES);
-        for (form, (name, _, _)) in WeightForm::ALL.into_iter().zip(NAMES) {
+        let forms = WeightForm::ALL.into_iter().chain([WeightForm::OF_GRAPHS]);
+        for (form, (name, _, _)) in forms.zip(NAMES) {
             assert_eq!(form.name, name);
             for shape in ProductShape::EVERY {
                 assert_eq!(product(form, shape).0, format!("{name}_{}", shape.name()));

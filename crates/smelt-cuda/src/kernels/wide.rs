@@ -21,42 +21,64 @@ const SHARED_BYTES_MAX: u32 = 226 << 10;
 /// Fewer tokens are left to kernels with smaller tiles.
 const TOKENS_MIN: u32 = 256;
 
+/// Most blocks of eight tokens of a tile beside whose sums there are registers for those of one more group.
+const GROUPS_EIGHTS_MAX: u32 = 20;
+
 /// A kernel: the tokens of its tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WideShape {
     /// Blocks of eight tokens of a tile.
     pub(super) eights: u32,
+    /// Whether two blocks share a tile, and have one group of columns each.
+    pub(super) is_split: bool,
+}
+
+const fn whole(eights: u32) -> WideShape {
+    WideShape { eights, is_split: false }
 }
 
 impl WideShape {
     /// Every kernel of any form.
-    const ALL: [Self; 6] = [
-        Self { eights: 6 },
-        Self { eights: 9 },
-        Self { eights: 12 },
-        Self { eights: 16 },
-        Self { eights: 17 },
-        Self { eights: 20 },
+    const ALL: [Self; 8] = [
+        whole(6),
+        whole(9),
+        whole(12),
+        whole(16),
+        whole(17),
+        whole(20),
+        whole(26),
+        Self { eights: 17, is_split: true },
     ];
 
     /// Whether weights of a form are multiplied so: a stage is of one group, which has no more than a scale and a zero point.
-    /// Rows of halves are so many bytes that the smallest tiles win nothing; tiles of 136 tokens are for the 1,025 of pictures, which
-    /// halves see.
+    /// Rows of halves are so many bytes that the smallest tiles win nothing.  Tiles of 136 and 208 tokens are for the 1,025 of
+    /// pictures.
     pub(super) fn fits(self, form: WeightForm) -> bool {
         let is_of_one_group = form.group >= STAGE_COLUMNS as usize;
         let is_plain = !form.has_mins && form.scales != ScaleKind::Factors;
+        let is_for_pictures = self.eights == 17 || self.eights > GROUPS_EIGHTS_MAX;
         let is_worth = match form.levels {
-            Levels::Half => self.eights != 6,
-            Levels::Four | Levels::Eight => self.eights != 17,
+            Levels::Half if form.is_of_graphs() => !matches!(self.eights, 6 | 16),
+            Levels::Half => self.eights != 6 && !is_for_pictures,
+            Levels::Four | Levels::Eight => !is_for_pictures,
         };
         is_of_one_group && is_plain && is_worth
+    }
+
+    /// Whether so many columns are as many groups as it has: two where tiles are split, one where they are largest.
+    pub(super) const fn has_room(self, form: WeightForm, columns: u32) -> bool {
+        let groups = columns.div_ceil(form.group as u32);
+        match self.is_split {
+            true => groups == 2,
+            false => self.eights <= GROUPS_EIGHTS_MAX || groups == 1,
+        }
     }
 
     /// The kernel that multiplies so many rows and tokens soonest on such processors; none where there is little to do or
     /// there are no such kernels.
     pub(super) fn of(
         form: WeightForm,
-        rows: u32,
+        [rows, columns]: [u32; 2],
         tokens: u32,
         processors: Processors,
     ) -> Option<Self> {
@@ -65,10 +87,13 @@ impl WideShape {
         }
         let time = |shape: &Self| {
             let tiles = rows.div_ceil(ROWS) * tokens.div_ceil(shape.eights * 8);
-            let waves = tiles.div_ceil(processors.count.max(1));
-            waves * (shape.eights * 8 + tokens_beside(form))
+            let tile = shape.eights * 8 + tokens_beside(form);
+            let (blocks, block) =
+                if shape.is_split { (tiles * 2, tile / 2 + SPLIT_TOKENS) } else { (tiles, tile) };
+            blocks.div_ceil(processors.count.max(1)) * block
         };
-        Self::ALL.into_iter().filter(|shape| shape.fits(form)).min_by_key(time)
+        let all = Self::ALL.into_iter().filter(|shape| shape.fits(form));
+        all.filter(|shape| shape.has_room(form, columns)).min_by_key(time)
     }
 
     /// Bytes of a stage: rows, the scales and zero points of their group, tokens.
@@ -81,15 +106,29 @@ impl WideShape {
 
     /// Stages that are copied ahead.
     pub(super) fn stages(self, form: WeightForm) -> u32 {
-        STAGES.min(SHARED_BYTES_MAX / self.stage_bytes(form))
+        STAGES.min((SHARED_BYTES_MAX - self.joined_bytes()) / self.stage_bytes(form))
+    }
+
+    /// Bytes of a split tile's sums that come from the other block: those of half of its tokens.
+    const fn joined_bytes(self) -> u32 {
+        if self.is_split { self.eights.div_ceil(2) * 8 * ROWS * 4 } else { 0 }
+    }
+
+    /// Bytes of shared memory of a block.
+    pub(super) fn shared_bytes(self, form: WeightForm) -> u32 {
+        self.stages(form) * self.stage_bytes(form) + self.joined_bytes()
     }
 }
 
-/// What a tile takes beside its tokens, in tokens: its rows, and waiting.  Of halves by an H200, where 128 columns of 72
-/// tokens take 0.85 us and those of 160 1.3: what is copied bounds both.  Rows of fewer bits are so many bytes less.
-const fn tokens_beside(form: WeightForm) -> u32 {
-    20 + form.levels.bits() as u32 * 5
+/// What a tile takes beside its tokens, in tokens: its rows, and waiting.  Of halves by an H200, where 64 columns of 72
+/// tokens take 0.22 us and those of 136 0.29: shared memory bounds both, since it takes in rows and tokens and gives rows to
+/// registers once, and tokens to tensor cores twice.  Rows of fewer bits are so many bytes less.
+fn tokens_beside(form: WeightForm) -> u32 {
+    if form.is_of_graphs() { 120 } else { 20 + form.levels.bits() as u32 * 5 }
 }
+
+/// What it takes to join sums of two blocks, in tokens of all columns.
+const SPLIT_TOKENS: u32 = 20;
 
 #[cfg(test)]
 mod tests {
@@ -100,17 +139,23 @@ mod tests {
 
     fn chosen(form: &str, rows: u32, tokens: u32) -> Option<u32> {
         let form = WeightForm::parse(form).unwrap();
-        WideShape::of(form, rows, tokens, H200).map(|shape| shape.eights * 8)
+        WideShape::of(form, [rows, 2048], tokens, H200).map(|shape| shape.eights * 8)
     }
 
     #[test]
     fn tiles_are_as_large_as_waves_of_blocks_allow() {
         // A tile of InternViT-300M, and twelve.
-        assert_eq!(chosen("half", 1024, 1025), Some(72));
-        assert_eq!(chosen("half", 3072, 1025), Some(96));
-        assert_eq!(chosen("half", 4096, 1025), Some(136));
-        assert_eq!(chosen("half", 1024, 12_300), Some(160));
-        assert_eq!(chosen("half", 1024, 255), None);
+        let of = |rows, columns, tokens| {
+            let shape = WideShape::of(WeightForm::OF_GRAPHS, [rows, columns], tokens, H200);
+            shape.map(|shape| (shape.eights * 8, shape.is_split))
+        };
+        assert_eq!(of(1024, 1024, 1025), Some((72, false)));
+        assert_eq!(of(3072, 1024, 1025), Some((208, false)));
+        assert_eq!(of(4096, 1024, 1025), Some((136, false)));
+        assert_eq!(of(1024, 4096, 1025), Some((136, true)));
+        assert_eq!(of(3072, 1024, 12_300), Some((208, false)));
+        assert_eq!(of(1024, 4096, 12_300), Some((160, false)));
+        assert_eq!(of(1024, 1024, 255), None);
         // Prompts of Qwen3-1.7B.
         assert_eq!(chosen("i4g128", 4096, 356), Some(96));
         assert_eq!(chosen("i4g128", 2048, 356), Some(48));
@@ -124,15 +169,16 @@ mod tests {
         assert!(["half", "i4", "i4z", "i4g64z", "i4g128z", "i8", "i8g128"].into_iter().all(of));
         assert!(!["i4g32", "i4g32m", "i8g16", "i8g16f", "i8g32fm"].into_iter().any(of));
         let orin = Processors { count: 8, sm: Sm(87) };
-        assert_eq!(WideShape::of(WeightForm::parse("i4").unwrap(), 2048, 2048, orin), None);
+        let form = WeightForm::parse("i4").unwrap();
+        assert_eq!(WideShape::of(form, [2048, 2048], 2048, orin), None);
     }
 
     #[test]
     fn a_block_has_the_shared_memory_of_a_multiprocessor() {
-        for form in WeightForm::ALL {
+        for form in WeightForm::ALL.into_iter().chain([WeightForm::OF_GRAPHS]) {
             for shape in WideShape::ALL.into_iter().filter(|shape| shape.fits(form)) {
                 let (stages, bytes) = (shape.stages(form), shape.stage_bytes(form));
-                assert!(stages >= 6 && stages * bytes + 1024 <= 227 << 10, "{shape:?}: {bytes}");
+                assert!(stages >= 5 && shape.shared_bytes(form) + 1024 <= 227 << 10, "{shape:?}");
                 assert!(bytes.is_multiple_of(128), "tokens begin where tensor cores read them");
                 // Eight tokens of a piece of what is added to.
                 assert!(8 * 132 * 4 <= bytes, "{shape:?}: {bytes}");

@@ -101,7 +101,7 @@ impl EngineTarget {
 }
 
 /// The layout of weights that the kernels of this version read.
-const LAYOUT: (&str, &str) = ("layout", "5");
+const LAYOUT: (&str, &str) = ("layout", "6");
 
 /// What a stage's target is made with.
 pub(super) fn made_with(params: &Values) -> &'static [(&'static str, &'static str)] {

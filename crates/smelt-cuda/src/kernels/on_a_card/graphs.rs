@@ -4,10 +4,11 @@ use half::{bf16, f16};
 use smelt_random::Random;
 
 use super::{Bench, apart, bits};
+use crate::kernels::form::WeightForm;
 use crate::kernels::graph::{
     AttendAll, Chain, Form, GatherNumbers, HeadBlocks, HeadColumns, HeadsView, LinkOp, LinkSource,
     Map, NormNumbers, Numbers, Operand, Pack, arrange, attend, gather, map, norm, pack,
-    packed_halves, weight_form,
+    packed_halves,
 };
 use crate::kernels::layout::{activation_len, padded_columns};
 use crate::kernels::product::{
@@ -307,12 +308,13 @@ fn weights(bench: &Bench, rows: usize, columns: usize) {
             let out = bench.poisoned(rows * outputs * 4);
             let null = DeviceAddress::NULL;
             let (wide, levels) = (padded as u32, levels.address());
-            let device = DeviceWeight::of_levels(weight_form(), outputs as u32, wide, levels);
+            let device =
+                DeviceWeight::of_levels(WeightForm::OF_GRAPHS, outputs as u32, wide, levels);
             let tokens = rows as u32;
             let x = Activations { halves: halves.address(), sums: null, tokens };
             let outcome = Outcome::Store { out: out.address(), stride: outputs as u32 };
             let processors = bench.processors();
-            let shape = default_shape(device.form, outputs as u32, tokens, processors);
+            let shape = default_shape(device.form, [outputs as u32, wide], tokens, processors);
             bench.run(&[product(&device, null, x, outcome, (shape, processors))]);
             bench.floats(&out)
         };
@@ -365,8 +367,12 @@ pub(super) fn outcomes(bench: &Bench, outputs: usize, columns: usize, rows: usiz
     let sums: Vec<f64> = sums.collect();
     let erf = |x: &f64| 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2));
     let tanh = |x: &f64| 0.5 * x * (1.0 + (0.797_884_560_8 * (x + 0.044_715 * x.powi(3))).tanh());
-    let device =
-        DeviceWeight::of_levels(weight_form(), outputs as u32, columns as u32, levels.address());
+    let device = DeviceWeight::of_levels(
+        WeightForm::OF_GRAPHS,
+        outputs as u32,
+        columns as u32,
+        levels.address(),
+    );
     let trial = Trial { bench, device, bias: bias.address(), gains: gains.address() };
     for (turn, expect) in [
         (None, sums),
@@ -417,10 +423,14 @@ impl Trial<'_> {
             all.push(place.read(bench));
         };
         let all_processors = bench.processors();
-        let usual = default_shape(device.form, device.rows, x.tokens, all_processors);
+        let usual =
+            default_shape(device.form, [device.rows, device.columns], x.tokens, all_processors);
         for shape in ProductShape::all_on(device.form, all_processors) {
+            if !shape.has_room(device.form, device.columns) {
+                continue;
+            }
             // The twin has one function for all shapes.
-            if !shape.norms() && shape.takes(x.tokens) && (bench.is_card || shape == usual) {
+            if shape.takes(x.tokens) && (bench.is_card || shape == usual) {
                 by(&|outcome| product(&device, bias, x, outcome, (shape, all_processors)));
             }
             if matches!(shape, ProductShape::Wide(_)) {

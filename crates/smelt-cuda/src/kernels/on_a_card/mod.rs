@@ -259,6 +259,12 @@ fn what_graphs_compute_equals_f64_and_itself_in_any_company_on_a_card() {
     for (outputs, columns, rows) in [(200, 1024, 333), (72, 256, 5), (1024, 128, 1025)] {
         graphs::outcomes(&bench, outputs, columns, rows);
     }
+    // Of one group of columns, two whole ones, and one and three that end early.
+    for (outputs, columns, rows) in
+        [(330, 1152, 460), (200, 4096, 273), (76, 2176, 300), (72, 4480, 257)]
+    {
+        graphs::outcomes(&bench, outputs, columns, rows);
+    }
     for most in GRAPH_HEADS {
         let bench = Bench::graph_card(most);
         for (batch, heads, rows) in [(2, 1, 1025), (2, 3, 64), (2, 1, 65), (3, 4, 1), (12, 2, 130)]
@@ -319,6 +325,8 @@ mod small {
         rows::check(&bench, &[(1, 48), (9, 300)]);
         choosing::check(&bench, 300, 3);
         graphs(&Bench::graph_twin(24), 24);
+        // A group of columns, and a part of one.
+        graphs::outcomes(&Bench::graph_twin(24), 8, 2176, 3);
     }
 
     #[test]
@@ -345,5 +353,6 @@ mod small {
         let forms = WeightForm::ALL.chunks(AT_ONCE).find(|forms| forms.contains(&form)).unwrap();
         let set = KernelSet { forms: forms.to_vec(), head: HEADS[0] };
         products::check(&Bench::card(&set), form, (200, 384), &[257]);
+        graphs::outcomes(&Bench::graph_card(GRAPH_HEADS[3]), 72, 2176, 257);
     }
 }

@@ -225,7 +225,8 @@ impl Trial<'_> {
     /// The kernels that multiply so many tokens: those whose blocks stay for several tiles with few blocks and with many.
     fn kernels(&self, form: WeightForm, tokens: u32) -> Vec<(ProductShape, Processors)> {
         let all = self.bench.processors();
-        let usual = default_shape(form, self.weight.device.rows, tokens, all);
+        let usual =
+            default_shape(form, [self.weight.device.rows, self.weight.device.columns], tokens, all);
         let mut kernels = Vec::new();
         for shape in ProductShape::all_on(form, all) {
             // The twin has one function for all shapes.
@@ -357,7 +358,7 @@ impl Trial<'_> {
         });
         let x = Activations { halves: halves.address(), sums: DeviceAddress::NULL, tokens: 1 };
         let processors = self.bench.processors();
-        let usual = (default_shape(form, device.rows, 1, processors), processors);
+        let usual = (default_shape(form, [device.rows, device.columns], 1, processors), processors);
         let result = |launches: &dyn Fn(Outcome) -> Vec<crate::Launch>| {
             let out = self.bench.poisoned(device.rows as usize * 4);
             let outcome = Outcome::Store { out: out.address(), stride: device.rows };

@@ -75,7 +75,7 @@ fn teach_products(driver: &RecordingDriver, form: WeightForm) {
 
 /// The same of the kernels of a graph whose heads have up to `head` numbers.
 pub fn teach_graph(driver: &RecordingDriver, head: usize) {
-    teach_products(driver, graphs::weight_form());
+    teach_products(driver, WeightForm::OF_GRAPHS);
     let plain: [(_, PlainKernel); 4] = [
         (graphs::PACK_HALVES, graph::pack),
         (graphs::NORM_NUMBERS, graph::norm),

@@ -96,7 +96,7 @@ impl<'a> Product<'a> {
 
     /// The numbers of a strip.
     fn numbers(&self, strip: &StripBytes) -> StripNumbers {
-        let groups = self.columns / self.form.group;
+        let groups = self.columns.div_ceil(self.form.group);
         let all = |columns: usize, number: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
             (0..STRIP_ROWS * columns).map(|at| number(at / columns, at % columns)).collect()
         };
@@ -150,7 +150,7 @@ impl<'a> Product<'a> {
             let chain = steps.fold(0.0, |chain, (levels, x)| {
                 add_products(chain, levels.iter().copied().zip(x.iter().copied()))
             });
-            let own = row * (width / group) + at;
+            let own = row * width.div_ceil(group) + at;
             sum = chain.mul_add(strip.scales[own], sum);
             if let Some(all) = column.sums.get(at) {
                 sum = (-all).mul_add(strip.mins[own], sum);
