@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread;
 
+use bytemuck::{cast_slice, cast_slice_mut};
 use smelt_backend::Tensor;
 use smelt_engine::graph::GraphEngine;
 use smelt_engine::graph::plan::{HostValues, Plan};
@@ -33,13 +34,12 @@ use crate::{DeviceAddress, Launch};
 const PLANS_MAX: usize = 16;
 /// Memory for values grows to whole multiples of this, so that it rarely does.
 const STEP_BYTES: u64 = 1 << 20;
-/// Numbers that become bytes at a time: they stay in the first caches on their way.
-const PIECE: usize = 1 << 13;
-/// So many numbers are worth a thread, of which more than some are no faster than memory.
-const SHARE: usize = 1 << 18;
+/// So many numbers are worth a thread: to begin one takes longer than to move a part of them.  More than some are no faster
+/// than memory.
+const SHARE: usize = 1 << 20;
 const SHARES_MAX: usize = 8;
 /// Numbers that are on their way to the card while others are staged.
-const SLAB: usize = 1 << 18;
+const SLAB: usize = 1 << 16;
 
 /// A card with the kernels of a directory's graphs.
 #[derive(Debug)]
@@ -206,7 +206,7 @@ impl Card {
                 Step::Hosted { task, output, to } => {
                     let numbers = values.floats(*task, *output).unwrap_or_default();
                     let to = self.value(&compiled.lowered, *to, 0);
-                    self.driver.copy_to_device(self.stream.id(), to, &bytes_of(numbers))?;
+                    self.driver.copy_to_device(self.stream.id(), to, cast_slice(numbers))?;
                 }
                 Step::Indices { from, size, count, to } => {
                     let words = indices(&compiled.plan, &values, *from, [*size, *count])?;
@@ -254,7 +254,7 @@ impl Card {
         let parts = numbers.chunks(share).zip((0..).step_by(share * 4));
         let put = |(part, first): (&[f32], u64)| {
             for (slab, first) in part.chunks(SLAB).zip((first..).step_by(SLAB * 4)) {
-                stage(host, at + first, slab)?;
+                host.write(at + first, cast_slice(slab))?;
                 let (from, bytes) = (host.address().offset(at + first), slab.len() as u64 * 4);
                 self.driver.copy(self.stream.id(), to.offset(first), from, bytes)?;
             }
@@ -370,45 +370,16 @@ fn own_bytes(engine: &GraphEngine, plan: &Plan, lowered: &Lowered) -> u64 {
     numbers.sum::<u64>() + weights.sum::<u64>()
 }
 
-fn bytes_of(numbers: &[f32]) -> Vec<u8> {
-    let mut bytes = vec![0; numbers.len() * 4];
-    let places = bytes.as_chunks_mut::<4>().0.iter_mut();
-    places.zip(numbers).for_each(|(place, number)| *place = number.to_le_bytes());
-    bytes
-}
-
 /// Numbers of each thread that moves some of `count`.
 fn share_of(count: usize) -> usize {
-    let shares = count.div_ceil(SHARE).clamp(1, SHARES_MAX);
-    count.div_ceil(shares).next_multiple_of(PIECE)
-}
-
-/// Puts numbers into page-locked memory from byte `at` on.
-fn stage(host: &HostBuffer, at: u64, numbers: &[f32]) -> Result<(), DriverError> {
-    let mut bytes = vec![0; numbers.len().min(PIECE) * 4];
-    for (piece, at) in numbers.chunks(PIECE).zip((at..).step_by(PIECE * 4)) {
-        let places = bytes.as_chunks_mut::<4>().0.iter_mut();
-        places.zip(piece).for_each(|(place, number)| *place = number.to_le_bytes());
-        host.write(at, &bytes[..piece.len() * 4])?;
-    }
-    Ok(())
+    count.div_ceil(count.div_ceil(SHARE).clamp(1, SHARES_MAX)).max(1)
 }
 
 /// Reads numbers from byte `at` of page-locked memory on.
 fn receive(host: &HostBuffer, at: u64, numbers: &mut [f32]) -> Result<(), DriverError> {
     let share = share_of(numbers.len());
     let parts = numbers.chunks_mut(share).zip((at..).step_by(share * 4));
-    let get = |(part, at): (&mut [f32], u64)| {
-        let mut bytes = vec![0; part.len().min(PIECE) * 4];
-        for (piece, at) in part.chunks_mut(PIECE).zip((at..).step_by(PIECE * 4)) {
-            let bytes = &mut bytes[..piece.len() * 4];
-            host.read(at, bytes)?;
-            let read = bytes.as_chunks::<4>().0.iter();
-            piece.iter_mut().zip(read).for_each(|(to, number)| *to = f32::from_le_bytes(*number));
-        }
-        Ok(())
-    };
-    at_once(parts, &get)
+    at_once(parts, &|(part, at)| host.read(at, cast_slice_mut(part)))
 }
 
 /// Does something with each part in a thread of its own, the last here.
