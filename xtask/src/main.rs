@@ -64,8 +64,8 @@ const USAGE: &str =
   bench serve [--runs N] [--smoke]
          smelt serve beside llama-server, equal weights of true size, one client; builds llama-server
   bench cuda [FOLDER] | bench cuda --results FILE
-         a folder with what times the decoder for GPUs at true size on a machine with a card; of what that printed a page
-         in docs/figures, held to targets
+         a folder with what times the decoder for GPUs and a tower at true size on a machine with a card, the tower in
+         PyTorch, too; of what that printed a page in docs/figures, held to targets
   bench fleet [--runs N]
          1 GiB shared by a server of this machine beside a client that sends and fetches whole blobs
   bench fleet deltas [--runs N] [--program FILE] [CASE]...

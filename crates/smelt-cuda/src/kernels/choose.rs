@@ -10,6 +10,7 @@ use crate::{DeviceAddress, Function, Launch, LaunchArgs};
 /// Logits whose weights are added up as singles.
 pub(super) const WEIGHT_BLOCK: usize = 64;
 /// Weights of blocks, or of buckets, that are added up among themselves.
+#[cfg(any(test, feature = "recording"))]
 pub(super) const SPAN: usize = 64;
 /// Tokens of a row that a block adjusts.
 pub(super) const ADJUST_TOKENS: usize = 8192;
