@@ -194,16 +194,14 @@ mod tests {
         let mut figures: Vec<Figure> =
             good.map(|(form, name, bound)| figure(form, name, bound)).collect();
         let beside = [
-            ("1 streams at 8192", 900.0, ""),
-            ("1 streams at 32768", 540.0, ""),
-            ("1 tiles", 2.5, "pytorch"),
-            ("1 tiles", 2.5, "internvit-300m"),
-            ("12 tiles", 17.0, "pytorch"),
-            ("12 tiles", 20.0, "internvit-300m"),
+            ("i4g128", "1 streams at 8192", 900.0),
+            ("i4g128", "1 streams at 32768", 540.0),
+            ("pytorch", "1 tiles", 2.5),
+            ("internvit-300m", "1 tiles", 2.5),
+            ("pytorch", "12 tiles", 17.0),
+            ("internvit-300m", "12 tiles", 20.0),
         ];
-        for (name, value, form) in beside {
-            figures.push(figure(if form.is_empty() { "i4g128" } else { form }, name, value));
-        }
+        figures.extend(beside.map(|(form, name, value)| figure(form, name, value)));
         assert_eq!(missed(&figures), [""; 0]);
         figures.last_mut().unwrap().value += 1.0;
         let slow = "pytorch 12 tiles is 0.81 of internvit-300m 12 tiles, not 0.85";
