@@ -9,6 +9,8 @@
 #define BEFORE_PITCH 132
 // Warps that copy.
 #define COPIERS 4
+// Most blocks of tokens of a tile beside whose sums there are registers for those of one more long group.
+#define GROUPS_EIGHTS_MAX 20
 
 // The tile that is worked on, and the stages of the ring as one side goes through them.
 struct WideTile {
@@ -54,9 +56,6 @@ template <class F, int EIGHTS, int STAGES, bool IS_SPLIT> struct Wide {
     // Whether there are registers for the sums of a group while those of the group before join.  Groups of one stage would be
     // under way where the loop begins anew, and the compiler then awaits every product.
     static constexpr bool OVERLAPS = EIGHTS <= 12 && GROUP_STAGES == 2;
-
-    // Whether there are registers for the sums of one long group beside those of the groups before.
-    static constexpr bool HAS_GROUPS = EIGHTS <= 20;
 
     // What a lane multiplies of a stage: the operands of four steps, and the scales of its two rows.
     struct Rows {
@@ -235,7 +234,7 @@ template <class F, int EIGHTS, int STAGES, bool IS_SPLIT> struct Wide {
     __device__ __forceinline__ void multiply_chains(Sums& y, Ring<STAGES>& ring) const {
         const u32 stages = own_stages();
         multiply_chain(y, min(stages, GROUP_STAGES), ring);
-        if constexpr (HAS_GROUPS && !IS_SPLIT) {
+        if constexpr (EIGHTS <= GROUPS_EIGHTS_MAX && !IS_SPLIT) {
 #pragma unroll 1
             for (u32 k = GROUP_STAGES; k < stages; k += GROUP_STAGES) {
                 Sums sums;

@@ -375,7 +375,7 @@ fn share_of(count: usize) -> usize {
     count.div_ceil(count.div_ceil(SHARE).clamp(1, SHARES_MAX)).max(1)
 }
 
-/// Reads numbers from byte `at` of page-locked memory on.
+/// Reads numbers from byte `at` of page-locked memory on: little-endian, as hosts with cards are.
 fn receive(host: &HostBuffer, at: u64, numbers: &mut [f32]) -> Result<(), DriverError> {
     let share = share_of(numbers.len());
     let parts = numbers.chunks_mut(share).zip((at..).step_by(share * 4));

@@ -136,6 +136,11 @@ impl WeightForm {
         form("i8g16f", Levels::Eight, 16, ScaleKind::Factors),
     ];
 
+    /// Those, and that of graphs' weights.
+    pub(super) fn every() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().chain([Self::OF_GRAPHS])
+    }
+
     /// The form of the word `name`.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|form| form.name == name)

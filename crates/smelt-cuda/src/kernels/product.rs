@@ -64,11 +64,11 @@ const fn many(tiles: u32, eights: u32, stages: u32) -> ProductShape {
 }
 
 const fn wide(eights: u32) -> ProductShape {
-    ProductShape::Wide(WideShape { eights, is_split: false })
+    ProductShape::Wide(WideShape::whole(eights))
 }
 
 const fn split(eights: u32) -> ProductShape {
-    ProductShape::Wide(WideShape { eights, is_split: true })
+    ProductShape::Wide(WideShape::split(eights))
 }
 
 /// Bytes of shared memory that a block of a product may have at most: two such blocks fit every card's multiprocessor.
@@ -633,7 +633,7 @@ mod tests {
 
     #[test]
     fn every_form_has_a_kernel_for_every_number_of_tokens() {
-        for form in WeightForm::ALL.into_iter().chain([WeightForm::OF_GRAPHS]) {
+        for form in WeightForm::every() {
             for tokens in 1..=600 {
                 for (rows, count, sm) in
                     [(64, 8, 87), (2048, 132, 90), (12288, 132, 90), (151_936, 8, 87)]
@@ -689,7 +689,7 @@ mod tests {
     #[test]
     fn blocks_cover_every_row_and_token_once() {
         let null = DeviceAddress::NULL;
-        for form in WeightForm::ALL.into_iter().chain([WeightForm::OF_GRAPHS]) {
+        for form in WeightForm::every() {
             for shape in ProductShape::all(form) {
                 for (rows, tokens) in [(1, 1), (200, 31), (4096, 100)] {
                     if !shape.takes(tokens) {

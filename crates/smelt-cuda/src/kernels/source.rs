@@ -113,6 +113,8 @@ mod tests {
         let warps = Some(super::super::attention::TOGETHER_WARPS as usize);
         assert_eq!(pages("TOGETHER_WARPS"), warps);
         assert_eq!(defined(NUMBERS, "ROW_THREADS"), Some(super::super::rows::ROW_THREADS as usize));
+        let groups = Some(super::super::wide::GROUPS_EIGHTS_MAX as usize);
+        assert_eq!(defined(WIDE, "GROUPS_EIGHTS_MAX"), groups);
         let choose = |name| defined(CHOOSE, name);
         assert_eq!(choose("TOP_MAX"), Some(smelt_backend::sampling::TOP_LOGPROBS_MAX));
         assert_eq!(choose("ADJUST_TOKENS"), Some(super::super::choose::ADJUST_TOKENS));

@@ -22,7 +22,7 @@ const SHARED_BYTES_MAX: u32 = 226 << 10;
 const TOKENS_MIN: u32 = 256;
 
 /// Most blocks of eight tokens of a tile beside whose sums there are registers for those of one more group.
-const GROUPS_EIGHTS_MAX: u32 = 20;
+pub(super) const GROUPS_EIGHTS_MAX: u32 = 20;
 
 /// A kernel: the tokens of its tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,21 +33,27 @@ pub struct WideShape {
     pub(super) is_split: bool,
 }
 
-const fn whole(eights: u32) -> WideShape {
-    WideShape { eights, is_split: false }
-}
-
 impl WideShape {
+    /// One of so many blocks of tokens, whose tiles a block has for itself.
+    pub(super) const fn whole(eights: u32) -> Self {
+        Self { eights, is_split: false }
+    }
+
+    /// The same of two blocks.
+    pub(super) const fn split(eights: u32) -> Self {
+        Self { eights, is_split: true }
+    }
+
     /// Every kernel of any form.
     const ALL: [Self; 8] = [
-        whole(6),
-        whole(9),
-        whole(12),
-        whole(16),
-        whole(17),
-        whole(20),
-        whole(26),
-        Self { eights: 17, is_split: true },
+        Self::whole(6),
+        Self::whole(9),
+        Self::whole(12),
+        Self::whole(16),
+        Self::whole(17),
+        Self::whole(20),
+        Self::whole(26),
+        Self::split(17),
     ];
 
     /// Whether weights of a form are multiplied so: a stage is of one group, which has no more than a scale and a zero point.
@@ -175,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_block_has_the_shared_memory_of_a_multiprocessor() {
-        for form in WeightForm::ALL.into_iter().chain([WeightForm::OF_GRAPHS]) {
+        for form in WeightForm::every() {
             for shape in WideShape::ALL.into_iter().filter(|shape| shape.fits(form)) {
                 let (stages, bytes) = (shape.stages(form), shape.stage_bytes(form));
                 assert!(stages >= 5 && shape.shared_bytes(form) + 1024 <= 227 << 10, "{shape:?}");
